@@ -1,0 +1,33 @@
+# `make demo` and `make test` are all a fresh machine needs: both create the environment in .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+.PHONY: setup demo test test-all lint types lab clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: setup  ## find the core of the embedded model: about 2 minutes on two cores
+	$(BIN)/core-lens demo --out runs/demo
+
+test: setup  ## the default test suite
+	$(BIN)/python -m pytest
+
+test-all: setup  ## with the slow tests
+	$(BIN)/python -m pytest -m 'slow or not slow'
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/pyright
+
+lab: setup  ## train the embedded models anew
+	$(BIN)/python -m core_lens.lab.make
+
+clean:
+	rm -rf .venv runs dist build

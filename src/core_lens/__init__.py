@@ -1,0 +1,53 @@
+"""core_lens finds the subnetworks of a fine-tuned transformer, the heuristic core they share, and what it does.
+
+import core_lens
+core = core_lens.find_core("lab", task="lab")
+"""
+
+from . import lab
+from .ablation import MeanActivations, MeanFitter, ResampleActivations, ZeroActivations, fit_means
+from .api import find_core
+from .components import Component, ComponentSet
+from .core import Core
+from .errors import CoreLensError, CoreLensWarning
+from .evaluate import evaluate
+from .finetune import FineTuned, finetune
+from .gates import Gates, inject
+from .hooked import load_model, model_info
+from .plan import Plan, plan
+from .pruners import HardConcretePruner, OneShotImportancePruner, RandomPruner
+from .subnetwork import Subnetwork
+from .tasks import Split, Task, load_task
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Component",
+    "ComponentSet",
+    "Core",
+    "CoreLensError",
+    "CoreLensWarning",
+    "FineTuned",
+    "Gates",
+    "HardConcretePruner",
+    "MeanActivations",
+    "MeanFitter",
+    "OneShotImportancePruner",
+    "Plan",
+    "RandomPruner",
+    "ResampleActivations",
+    "Split",
+    "Subnetwork",
+    "Task",
+    "ZeroActivations",
+    "evaluate",
+    "find_core",
+    "finetune",
+    "fit_means",
+    "inject",
+    "lab",
+    "load_model",
+    "load_task",
+    "model_info",
+    "plan",
+]

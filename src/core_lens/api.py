@@ -1,0 +1,192 @@
+"""`find_core`: from a fine-tuned classifier to the heads that all of its subnetworks share."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from tqdm.auto import tqdm
+
+from .ablation import Replacement, ResampleActivations, ZeroActivations, fit_means
+from .core import Core, notes_on
+from .evaluate import predict, score, warn_about_labels
+from .files import check_folder, claim_folder, read_table, write_table
+from .hooked import logits, model_info
+from .hooked.batches import batches, encode
+from .plan import Plan, plan
+from .pruners import HardConcretePruner, Pruner, PruningProblem
+from .selection import PruneOn
+from .subnetwork import Subnetwork
+from .tasks import Split, Task
+
+MEAN_EXAMPLES = 100_000
+"""Training examples that means are taken over (Heuristic Core, Appendix B); fewer where the selection is smaller."""
+
+
+def find_core(
+    model: Any,
+    task: str | Task,
+    sparsities: float | Iterable[float] | None = None,
+    seeds: int | Iterable[int] = 12,
+    pruner: str | Pruner = "hard-concrete",
+    preset: Literal["fast", "paper"] = "fast",
+    prune_on: PruneOn | None = None,
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    device: str | torch.device | None = None,
+    **options: Any,
+) -> Core:
+    """Find many subnetworks of a fine-tuned classifier that reproduce it, and what they share.
+
+        core = core_lens.find_core("lab", task="lab")
+        core.heads
+
+    Args:
+        model: hub id, local folder, HF `*ForSequenceClassification`, hooked classifier, or `"lab"` / `"lab-gpt2"`.
+        task: a name (see `load_task`) or a `Task`.
+        sparsities: shares of units to remove; None takes the paper's for the task (GPT-2: .4 and .6).
+        seeds: a list, or how many (12 gives the paper's 42 to 53).
+        pruner: `hard-concrete` (the paper's), `one-shot-importance`, `random`, or a pruner of your own.
+        preset: `fast` (minutes on two cores) or `paper` (exactly the published procedure), for a pruner given by name.
+        prune_on: the split whose predictions masks must reproduce: None for the in-domain training data; a name, a
+            list of names, or name -> share of a mixture.
+        out: folder to write the run to. An interrupted run continues where it stopped when it is called again.
+        data_dir: where the task's files are; None loads them from the hub.
+        device: where to run; CUDA where there is one, else the CPU.
+        **options: the rarer settings of `plan`: tokenizer, label_map, units, ablation, positions, splits,
+            max_examples, batch_size, dtype, autocast.
+
+    Returns:
+        The `Core`.
+
+    Raises:
+        CoreLensError: something about the model, the data or the settings is wrong; the message says what to change.
+    """
+    folder = None if out is None else check_folder(out)
+    job = plan(
+        model,
+        task,
+        sparsities,
+        seeds,
+        pruner,
+        preset,
+        prune_on=prune_on,
+        data_dir=data_dir,
+        device=device,
+        **options,
+    )
+    if folder is not None:
+        claim_folder(folder, "plan.json", job.config)
+    tqdm.write(str(job), file=sys.stderr)
+
+    full = predict(job.model, job.task, job.reported, job.order, batch_size=job.batch_size)
+    warn_about_labels(full, job.task, model_info(job.model).id2label, job.order)
+    problem = _problem(job)
+    subnetworks: list[Subnetwork] = []
+    predictions = {"full": full}
+    for sparsity, seed in tqdm(job.runs, desc="subnetworks", unit="run"):
+        subnetwork, predicted = _run(job, problem, sparsity, seed, folder)
+        subnetworks.append(subnetwork)
+        predictions[subnetwork.name] = predicted
+
+    core = Core(tuple(subnetworks), _tabulate(job.task, subnetworks, predictions), predictions, {**_origin(job)})
+    core = Core(core.subnetworks, core.evaluation, predictions, core.provenance, tuple(notes_on(subnetworks)))
+    if folder is not None:
+        core.save(folder)
+    return core
+
+
+def _problem(job: Plan) -> PruningProblem:
+    """Means and the full model's logits, computed once and shared by all runs."""
+    info = model_info(job.model)
+    n = len(job.selection)
+    teacher = torch.empty(n, info.num_labels)
+    with torch.inference_mode():
+        for rows, inputs in tqdm(
+            batches(job.encoded, job.batch_size, device=info.device),
+            desc="full model",
+            unit="batch",
+            leave=False,
+        ):
+            teacher[rows] = logits(job.model, inputs).float().cpu()
+    gold = job.selection.gold
+    if not job.task.is_regression:
+        by_class = torch.zeros(n, info.num_labels, dtype=torch.bool)
+        by_class[:, list(job.order)] = gold
+        gold = by_class
+    return PruningProblem(
+        job.model,
+        job.units,
+        _replacement(job),
+        job.encoded,
+        teacher.to(info.device),
+        gold.to(info.device),
+        job.task.is_regression,
+        job.autocast,
+    )
+
+
+def _replacement(job: Plan) -> Replacement:
+    info = model_info(job.model)
+    if job.ablation == "zero":
+        return ZeroActivations(info.weight_hash)
+    if job.ablation == "resample":
+        rows = torch.arange(min(32, len(job.selection)))
+        ((_, donors),) = batches(job.encoded, len(rows), rows=rows, device=info.device)
+        return ResampleActivations(donors, info.weight_hash)
+    train = job.task.with_role("train")
+    split, encoded = job.selection.split, job.encoded
+    if train and isinstance(job.pruner, HardConcretePruner) and job.pruner.examples is None:
+        # The paper averages over the first 100,000 training examples, whatever the masks are selected on.
+        split = Split("means", "train", train[0].data.head(MEAN_EXAMPLES))
+        encoded = encode(split, job.model.tokenizer, job.task.max_length)
+    return fit_means(job.model, batches(encoded, job.batch_size, device=info.device), job.positions)
+
+
+def _run(
+    job: Plan, problem: PruningProblem, sparsity: float, seed: int, folder: Path | None
+) -> tuple[Subnetwork, pd.DataFrame]:
+    """One subnetwork and its predictions, read from the folder where they are there already."""
+    name = f"{sparsity:g}-seed{seed}"
+    if folder is not None:
+        mask_file = folder / "subnetworks" / f"{name}.safetensors"
+        table_file = folder / "predictions" / f"{name}.parquet"
+        if mask_file.is_file() and table_file.is_file():
+            return Subnetwork.load(mask_file), read_table(table_file)
+    result = job.pruner.prune(problem, sparsity, seed)
+    origin = {**_origin(job), "asked_sparsity": sparsity, "seed": seed, "passes": result.passes}
+    origin["history"] = result.history.to_dict("list")
+    origin["pruner"] = job.pruner.name
+    subnetwork = Subnetwork(job.units, result.mask, problem.replacement, result.scores, origin)
+    predicted = predict(job.model, job.task, job.reported, job.order, subnetwork, job.batch_size)
+    if folder is not None:
+        subnetwork.save(mask_file)
+        write_table(table_file, predicted)
+    return subnetwork, predicted
+
+
+def _tabulate(task: Task, subnetworks: Sequence[Subnetwork], predictions: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    full = predictions["full"]
+    tables = [score(full, task).assign(subnetwork="full", sparsity=0.0, seed=-1)]
+    for s in tqdm(subnetworks, desc="intervals", unit="run", leave=False):
+        rows = score(predictions[s.name], task, teacher=full)
+        tables.append(rows.assign(subnetwork=s.name, sparsity=s.asked_sparsity, seed=s.seed))
+    table = pd.concat(tables, ignore_index=True)
+    first = ["subnetwork", "sparsity", "seed"]
+    return table[[*first, *(c for c in table.columns if c not in first)]]
+
+
+def _origin(job: Plan) -> dict[str, Any]:
+    packages = ("core-lens", "torch", "transformers", "transformer-lens")
+    return {
+        **job.config,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

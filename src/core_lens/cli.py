@@ -1,0 +1,229 @@
+"""`core-lens`: arguments in, calls out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from .api import find_core
+from .core import Core
+from .errors import CoreLensError, CoreLensWarning
+from .evaluate import evaluate
+from .finetune import finetune
+from .plan import plan, resolve_model
+from .pruners import PRUNERS
+from .subnetwork import Subnetwork
+from .tasks import load_task
+from .tasks.glue import CORPORA
+
+_DESCRIPTION = "Find the subnetworks of a fine-tuned transformer, the heuristic core they share, and what it does."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status is 0, 1 for a mistake (one sentence on stderr), 130 when interrupted."""
+    arguments = _parser().parse_args(argv)
+    warnings.showwarning = _one_line
+    try:
+        arguments.run(arguments)
+    except CoreLensError as error:
+        print(f"core-lens: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("core-lens: interrupted; the same command with the same --out continues.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _one_line(message: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
+    if issubclass(category, CoreLensWarning):
+        print(f"warning: {message}", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="core-lens", description=_DESCRIPTION)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    find = _command(commands, "find-core", "find many subnetworks of a model and what they share", _find_core)
+    _model_and_task(find)
+    find.add_argument("--sparsity", type=float, nargs="+", metavar="S", help="shares of units to remove (the paper's)")
+    find.add_argument("--seeds", type=int, nargs="+", default=[12], metavar="N", help="how many, or two or more seeds")
+    find.add_argument("--pruner", default="hard-concrete", choices=PRUNERS)
+    find.add_argument("--preset", default="fast", choices=("fast", "paper"), help="of the hard-concrete pruner")
+    find.add_argument("--prune-on", nargs="+", metavar="SPLIT", help="splits to select masks on (the training split)")
+    find.add_argument("--units", nargs="+", default=["head", "mlp"], choices=("head", "mlp"))
+    find.add_argument("--ablation", default="mean", choices=("mean", "zero", "resample"))
+    find.add_argument(
+        "--positions", default="all", choices=("all", "not_first"), help="tokens that means are taken over"
+    )
+    find.add_argument("--autocast", action="store_true", help="prune with bfloat16 forward passes")
+    find.add_argument("--out", type=Path, metavar="FOLDER", help="write the run here; continues an interrupted one")
+    find.add_argument("--dry-run", action="store_true", help="check everything, say what would be done, and stop")
+
+    score = _command(commands, "evaluate", "score a model, or one of its subnetworks, in and out of domain", _evaluate)
+    _model_and_task(score)
+    score.add_argument("--subnetwork", type=Path, metavar="FILE", help="a subnetwork of a run (.safetensors)")
+    score.add_argument("--out", type=Path, metavar="FILE", help="write the table here (.csv or .parquet)")
+
+    tune = _command(commands, "finetune", "fine-tune a classifier with checkpoints and evaluations", _finetune)
+    _model_and_task(tune)
+    tune.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    tune.add_argument("--steps", type=int, help="optimiser steps (the paper's; 3 epochs for other tasks)")
+    tune.add_argument("--batch-size", type=int, help="(32; 128 for qqp)")
+    tune.add_argument("--learning-rate", type=float, default=2e-5)
+    tune.add_argument("--every", type=int, default=500, help="steps between checkpoints")
+    tune.add_argument("--seed", type=int, default=42)
+    tune.add_argument("--bf16", action="store_true", help="mixed precision")
+    tune.add_argument("--freeze-word-embeddings", action="store_true")
+
+    demo = _command(commands, "demo", "find the core of the model that comes with the package", _demo)
+    demo.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="FOLDER")
+    demo.add_argument("--seeds", type=int, default=5, help="subnetworks per sparsity")
+    demo.add_argument("--device")
+
+    show = _command(commands, "show", "print the core and the tables of a saved run", _show)
+    show.add_argument("folder", type=Path)
+    return parser
+
+
+def _command(commands: Any, name: str, text: str, run: Callable[[Any], None]) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _model_and_task(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="hub id, local folder, or lab / lab-gpt2")
+    parser.add_argument("--task", required=True, help=f"one of {', '.join([*CORPORA, 'lab'])}")
+    parser.add_argument("--data-dir", type=Path, metavar="FOLDER", help="the task's files, instead of the hub's")
+    parser.add_argument("--tokenizer", metavar="PATH", help="where the tokenizer is, if not beside the model")
+    parser.add_argument("--label-map", type=_json, metavar="JSON", help='like {"LABEL_0": "entailment", ...}')
+    parser.add_argument(
+        "--splits", nargs="+", metavar="SPLIT", help="what to report (all in- and out-of-domain splits)"
+    )
+    parser.add_argument("--max-examples", type=_whole_or_all, default=1000, metavar="N", help="per split, or 'all'")
+    parser.add_argument("--device", help="cpu, cuda, mps (the best there is)")
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'{text!r} is not JSON; write it like {{"LABEL_0": "entailment"}}') from None
+
+
+def _whole_or_all(text: str) -> int | None:
+    if text == "all":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of at least 1 nor 'all'")
+    return int(text)
+
+
+def _find_core(args: argparse.Namespace) -> None:
+    settings = {
+        "sparsities": args.sparsity,
+        "seeds": args.seeds[0] if len(args.seeds) == 1 else args.seeds,
+        "pruner": args.pruner,
+        "preset": args.preset,
+        "prune_on": args.prune_on,
+        "data_dir": args.data_dir,
+        "device": args.device,
+        "tokenizer": args.tokenizer,
+        "label_map": args.label_map,
+        "units": args.units,
+        "ablation": args.ablation,
+        "positions": args.positions,
+        "splits": args.splits,
+        "max_examples": args.max_examples,
+        "autocast": args.autocast,
+    }
+    if args.dry_run:
+        print(plan(args.model, args.task, **settings))
+        return
+    _print(find_core(args.model, args.task, out=args.out, **settings), args.out)
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    table = evaluate(
+        resolve_model(args.model),
+        load_task(args.task, args.data_dir),
+        None if args.subnetwork is None else Subnetwork.load(args.subnetwork),
+        args.splits,
+        tokenizer=args.tokenizer,
+        label_map=args.label_map,
+        max_examples=args.max_examples,
+        device=args.device,
+    )
+    if args.out is not None:
+        _write(table, args.out)
+    print(table.to_string(index=False, float_format=_three))
+
+
+def _write(table: pd.DataFrame, path: Path) -> None:
+    if path.suffix not in (".csv", ".parquet"):
+        raise CoreLensError(f"--out {path}: the name must end in .csv or .parquet.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table.to_csv(path, index=False) if path.suffix == ".csv" else table.to_parquet(path, index=False)
+    except OSError as error:
+        raise CoreLensError(f"cannot write {path}: {error.strerror or error}.") from error
+
+
+def _finetune(args: argparse.Namespace) -> None:
+    made = finetune(
+        args.model,
+        load_task(args.task, args.data_dir),
+        args.out,
+        tokenizer=args.tokenizer,
+        steps=args.steps,
+        batch_size=args.batch_size,
+        learning_rate=args.learning_rate,
+        every=args.every,
+        seed=args.seed,
+        bf16=args.bf16,
+        freeze_word_embeddings=args.freeze_word_embeddings,
+        splits=args.splits,
+        max_examples=args.max_examples,
+        device=args.device,
+    )
+    whole = made.curve[(made.curve["group"] == "all") & (made.curve["metric"] != "balanced_accuracy")]
+    print(whole.pivot(index="step", columns=["split", "metric"], values="value").to_string(float_format=_three))
+    print(f"\nthe last checkpoint is {made.final}")
+
+
+def _demo(args: argparse.Namespace) -> None:
+    _print(
+        find_core("lab", "lab", seeds=args.seeds, out=args.out, device=args.device, max_examples=400),
+        args.out,
+    )
+
+
+def _show(args: argparse.Namespace) -> None:
+    _print(Core.load(args.folder), args.folder)
+
+
+def _print(core: Core, folder: Path | None) -> None:
+    print(core)
+    print("\nAccuracy and closeness to the full model (mean over subnetworks, std and 95 % interval over seeds):")
+    print(core.table().to_string(float_format=_three))
+    print("\nHow often each component is kept:")
+    table = core.frequencies().sort_values("all", ascending=False, kind="stable")
+    print(table.drop(columns=["layer", "head", "kind"]).to_string(index=False, float_format="{:.2f}".format))
+    for note in core.notes:
+        print(f"note: {note}")
+    if folder is not None:
+        print(f"\nthe run is in {folder}; read it again with core_lens.Core.load({str(folder)!r})")
+
+
+def _three(value: float) -> str:
+    return f"{value:.3f}"

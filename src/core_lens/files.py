@@ -1,0 +1,156 @@
+"""Reading and writing what is saved: safetensors, JSON and parquet, never pickle; written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .errors import SavedFileError
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Call `write` on a temporary file beside `path`, then move it into place.
+
+    Raises:
+        SavedFileError: the folder cannot be written.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
+        write(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except OSError as error:
+        raise SavedFileError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder you may write to."
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def check_folder(path: str | Path) -> Path:
+    """`path` as a folder that exists and can be written, made if need be; asked before hours of work, not after."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SavedFileError(f"cannot write to the folder {folder}: {reason}; choose another one.") from error
+    return folder
+
+
+def claim_folder(folder: Path, name: str, config: Mapping[str, Any]) -> None:
+    """Write the configuration into a new folder as `name`; refuse one of another configuration or with other things.
+
+    Raises:
+        SavedFileError: what differs, or what else is there.
+    """
+    path = folder / name
+    if not path.is_file():
+        others = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
+        if others:
+            raise SavedFileError(f"the folder {folder} holds other things ({', '.join(others[:3])}); choose a new one.")
+        write_json(path, dict(config))
+        return
+    there, here = read_json(path), json.loads(json.dumps(dict(config)))
+    different = sorted(key for key in {*there, *here} if there.get(key) != here.get(key))
+    if different:
+        raise SavedFileError(
+            f"the folder {folder} holds a run with another {', '.join(different)}; choose a new folder for out=, or "
+            "repeat that run's settings to continue it."
+        )
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """One safetensors file with `meta` as JSON in its header and a checksum over the tensors."""
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    header = {"core_lens": json.dumps({**meta, "checksum": _checksum(stored)}, sort_keys=True)}
+    write_atomically(path, lambda temporary: save_file(stored, temporary, header))
+
+
+def read_tensors(path: Path, names: Iterable[str], keys: Iterable[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and meta of a file written by `write_tensors`; at least the named ones are there.
+
+    Raises:
+        SavedFileError: the file is missing, damaged, or something else.
+    """
+    if not path.is_file():
+        raise SavedFileError(f"{path} does not exist; check the path.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            meta = json.loads((file.metadata() or {})["core_lens"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        checksum = meta.pop("checksum")
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise SavedFileError(f"{path} is damaged or was not written by core_lens ({error}); make it again.") from error
+    if checksum != _checksum(tensors):
+        raise SavedFileError(f"{path} is damaged: its content does not match its checksum; make it again.")
+    missing = [n for n in names if n not in tensors] + [k for k in keys if k not in meta]
+    if missing:
+        raise SavedFileError(f"{path} is not what was asked for: it lacks {', '.join(missing)}.")
+    return tensors, meta
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.float().numpy().tobytes() if tensor.is_floating_point() else tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def write_json(path: Path, content: Any) -> None:
+    text = json.dumps(content, indent=1, sort_keys=True) + "\n"
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)
+
+
+def read_json(path: Path) -> Any:
+    if not path.is_file():
+        raise SavedFileError(f"{path} does not exist; check the path.")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise SavedFileError(f"{path} is damaged ({error}); make it again.") from error
+
+
+def write_table(path: Path, table: pd.DataFrame) -> None:
+    write_atomically(path, lambda temporary: table.to_parquet(temporary, index=False))
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    if not path.is_file():
+        raise SavedFileError(f"{path} does not exist; check the path.")
+    try:
+        return pd.read_parquet(path)
+    except (ValueError, OSError) as error:  # pyarrow's errors are ValueErrors or OSErrors
+        raise SavedFileError(f"{path} is damaged ({error}); make it again.") from error
+
+
+def file_hash(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

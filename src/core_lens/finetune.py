@@ -1,0 +1,288 @@
+"""From a pretrained encoder or decoder to a classifier, with a checkpoint and an evaluation every so many steps."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from .errors import ModelError, TaskError
+from .evaluate import predict_with, score
+from .files import check_folder, claim_folder, read_table, write_table
+from .hooked.batches import Encoded, encode
+from .tasks import Task, load_task
+
+PAPER_SCHEDULE = {"mnli": (61_360, 32), "qqp": (40_000, 128)}
+"""(steps, batch size) of the Heuristic Core, Appendix A."""
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """What `finetune` leaves behind.
+
+    Args:
+        folder: holds `step-<n>` folders, each loaded by `from_pretrained`, and `curve.parquet`.
+        checkpoints: step -> folder.
+        curve: the evaluation at every checkpoint: step, then the columns of `evaluate`.
+    """
+
+    folder: Path
+    checkpoints: dict[int, Path]
+    curve: pd.DataFrame
+
+    @property
+    def final(self) -> Path:
+        """The folder of the last checkpoint."""
+        return self.checkpoints[max(self.checkpoints)]
+
+
+def finetune(
+    model: str | Path | PreTrainedModel,
+    task: str | Task,
+    out: str | Path,
+    *,
+    tokenizer: Any = None,
+    data_dir: str | Path | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    learning_rate: float = 2e-5,
+    warmup_steps: int = 0,
+    weight_decay: float = 0.0,
+    every: int = 500,
+    seed: int = 42,
+    bf16: bool = False,
+    freeze_word_embeddings: bool = False,
+    splits: Iterable[str] | str | None = None,
+    max_examples: int | None = 1000,
+    device: str | None = None,
+) -> FineTuned:
+    """Fine-tune a classifier and keep the whole way there.
+
+        made = core_lens.finetune("bert-base-cased", "mnli", "runs/bert-mnli")
+        core_lens.find_core(made.final, "mnli")
+
+    Calling it again with the same folder continues after the last checkpoint.
+
+    Args:
+        model: hub id, local folder or HF model; one without a classification head gets a new one.
+        task: name or `Task`, with a training split.
+        out: folder for the checkpoints.
+        tokenizer: where the model's own is not beside it.
+        data_dir: as in `load_task`.
+        steps: optimiser steps; None for the paper's (MNLI 61,360; QQP 40,000), or 3 epochs for other tasks.
+        batch_size: None for the paper's (32; QQP 128).
+        learning_rate: peak; decays linearly to 0. Adam's betas are .9 and .999.
+        warmup_steps: of the learning rate.
+        weight_decay: of AdamW.
+        every: steps between checkpoints, each evaluated in and out of domain.
+        seed: of the new head, the order of the data and dropout.
+        bf16: mixed precision.
+        freeze_word_embeddings: leave the word embeddings as they are (faster on a CPU).
+        splits: what to evaluate, as in `Task.select`.
+        max_examples: evaluated per split; None for all.
+        device: `cpu`, `cuda` or `mps`; the best there is by default.
+
+    Raises:
+        CoreLensError: the model, the task or the folder cannot be used; the message says what to change.
+    """
+    folder = check_folder(out)
+    chosen = task if isinstance(task, Task) else load_task(task, data_dir)
+    train = chosen.with_role("train")
+    if not train or not len(train[0]):
+        raise TaskError(f"task {chosen.name!r} has no training examples to fine-tune on: give it a train split.")
+    paper_steps, paper_batch = PAPER_SCHEDULE.get(chosen.name, (None, 32))
+    batch = paper_batch if batch_size is None else batch_size
+    total = steps or paper_steps or -(-3 * len(train[0]) // batch)
+    if total < 1 or every < 1 or batch < 1 or not learning_rate > 0:
+        raise TaskError(
+            f"steps={total}, every={every}, batch_size={batch}, learning_rate={learning_rate}: all must be positive."
+        )
+    torch.manual_seed(seed)  # the new head
+    network, reader = _classifier(model, tokenizer, chosen)
+    claim_folder(folder, "finetune.json", {
+        "task": chosen.name, "data": train[0].fingerprint(), "steps": total, "batch_size": batch, "every": every,
+        "learning_rate": learning_rate, "warmup_steps": warmup_steps, "weight_decay": weight_decay, "seed": seed,
+        "bf16": bf16, "freeze_word_embeddings": freeze_word_embeddings, "architecture": type(network).__name__,
+    })  # fmt: skip
+    if freeze_word_embeddings:
+        network.get_input_embeddings().requires_grad_(False)
+
+    keeper = _Keeper(folder, chosen, reader, splits, max_examples, every, total)
+    done = {step: path for step, path in keeper.checkpoints().items() if step >= total}
+    if not done:
+        arguments = TrainingArguments(
+            output_dir=str(folder / "resume"),
+            max_steps=total,
+            per_device_train_batch_size=batch,
+            learning_rate=learning_rate,
+            warmup_steps=warmup_steps,
+            weight_decay=weight_decay,
+            adam_beta1=0.9,
+            adam_beta2=0.999,
+            lr_scheduler_type="linear",
+            train_sampling_strategy="group_by_length",
+            save_strategy="steps",
+            save_steps=every,
+            save_total_limit=1,
+            logging_strategy="no",
+            report_to="none",
+            seed=seed,
+            bf16=bf16,
+            use_cpu=device == "cpu",
+            dataloader_pin_memory=torch.cuda.is_available() and device != "cpu",
+        )
+        encoded = encode(train[0], reader, chosen.max_length)
+        trainer = Trainer(
+            model=network,
+            args=arguments,
+            train_dataset=_Rows(encoded, _targets(chosen)),
+            data_collator=DataCollatorWithPadding(reader),
+            callbacks=[keeper],
+        )
+        trainer.train(resume_from_checkpoint=_resumable(folder / "resume"))
+        keeper.keep(network, total)
+        shutil.rmtree(folder / "resume", ignore_errors=True)
+    return FineTuned(folder, keeper.checkpoints(), read_table(folder / "curve.parquet"))
+
+
+class _Rows(torch.utils.data.Dataset):
+    """Examples as the Trainer takes them."""
+
+    def __init__(self, encoded: Encoded, targets: np.ndarray) -> None:
+        self.encoded, self.targets = encoded, targets
+        self.starts = (encoded.lengths.cumsum(0) - encoded.lengths).tolist()
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        part = slice(self.starts[index], self.starts[index] + int(self.encoded.lengths[index]))
+        row = {"input_ids": self.encoded.ids[part].tolist(), "labels": self.targets[index]}
+        if self.encoded.types is not None:
+            row["token_type_ids"] = self.encoded.types[part].tolist()
+        return row
+
+
+class _Keeper(TrainerCallback):
+    """Saves and evaluates the model every so many steps."""
+
+    def __init__(
+        self,
+        folder: Path,
+        task: Task,
+        tokenizer: Any,
+        splits: Any,
+        max_examples: int | None,
+        every: int,
+        total: int,
+    ) -> None:
+        self.folder, self.task, self.tokenizer, self.every, self.total = folder, task, tokenizer, every, total
+        self.splits = [split.sample(max_examples) for split in task.select(splits) if split.role != "train"]
+
+    def checkpoints(self) -> dict[int, Path]:
+        """Finished checkpoints: those whose evaluation is in the curve."""
+        steps = set(self._curve()["step"]) if (self.folder / "curve.parquet").is_file() else set()
+        return {int(step): self.folder / f"step-{step}" for step in sorted(steps)}
+
+    def _curve(self) -> pd.DataFrame:
+        return read_table(self.folder / "curve.parquet")
+
+    def keep(self, model: PreTrainedModel, step: int) -> None:
+        """Write the checkpoint, then its rows of the curve."""
+        if step in self.checkpoints():
+            return
+        target = self.folder / f"step-{step}"
+        model.save_pretrained(target)
+        self.tokenizer.save_pretrained(target)
+        training = model.training
+        model.eval()
+
+        def forward(inputs: Any, rows: Tensor) -> Tensor:
+            return model(**inputs).logits
+
+        order = range(max(1, len(self.task.labels)))
+        table = predict_with(forward, self.tokenizer, model.device, self.task, self.splits, order, f"step {step}")
+        model.train(training)
+        rows = score(table, self.task)
+        rows.insert(0, "step", step)
+        there = [self._curve()] if (self.folder / "curve.parquet").is_file() else []
+        write_table(self.folder / "curve.parquet", pd.concat([*there, rows], ignore_index=True))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.every == 0 or state.global_step == self.total:
+            self.keep(kwargs["model"], state.global_step)
+
+
+def _classifier(model: Any, tokenizer: Any, task: Task) -> tuple[PreTrainedModel, Any]:
+    """The model with a head for the task's labels, named in its config, and its tokenizer."""
+    names = dict(enumerate(task.labels)) if task.labels else {0: "value"}
+    settings = {
+        "num_labels": len(names),
+        "id2label": names,
+        "label2id": {name: i for i, name in names.items()},
+    }
+    if isinstance(model, PreTrainedModel):
+        if not type(model).__name__.endswith("ForSequenceClassification"):
+            raise ModelError(
+                f"{type(model).__name__} has no classification head: save it to a folder and pass the folder, so that a "
+                "head is added."
+            )
+        network, source = model, getattr(model.config, "_name_or_path", None)
+        if network.config.num_labels != len(names):
+            raise ModelError(
+                f"the model has {network.config.num_labels} outputs, task {task.name!r} needs {len(names)}."
+            )
+        network.config.id2label, network.config.label2id = settings["id2label"], settings["label2id"]
+    else:
+        source = str(model)
+        try:
+            config = AutoConfig.from_pretrained(source, **settings)
+            network = AutoModelForSequenceClassification.from_pretrained(
+                source, config=config, dtype=torch.float32, use_safetensors=True, ignore_mismatched_sizes=True
+            )
+        except (OSError, ValueError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise ModelError(
+                f"cannot load {source!r} to fine-tune it ({first}); pass a local folder with safetensors."
+            ) from error
+    network.config.problem_type = "single_label_classification" if task.labels else "regression"
+    reader = tokenizer
+    if reader is None or isinstance(reader, str | Path):
+        try:
+            reader = AutoTokenizer.from_pretrained(str(reader or source))
+        except (OSError, ValueError, TypeError) as error:
+            raise ModelError(f"no tokenizer beside {source!r}: pass tokenizer=.") from error
+    if reader.pad_token is None:
+        reader.pad_token = reader.eos_token
+    network.config.pad_token_id = reader.pad_token_id
+    return network, reader
+
+
+def _targets(task: Task) -> np.ndarray:
+    labels = task.with_role("train")[0].data["label"]
+    if task.is_regression:
+        return labels.to_numpy(dtype=np.float32)
+    return labels.map({label: i for i, label in enumerate(task.labels)}).to_numpy(dtype=np.int64)
+
+
+def _resumable(folder: Path) -> str | None:
+    """The newest whole Trainer checkpoint."""
+    found = [p for p in folder.glob("checkpoint-*") if (p / "trainer_state.json").is_file()]
+    return str(max(found, key=lambda p: int(p.name.rpartition("-")[2]))) if found else None

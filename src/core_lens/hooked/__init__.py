@@ -1,0 +1,32 @@
+"""Everything that knows HF model classes and TransformerLens: loading, adapters, hook points, batches."""
+
+from .adapters import ADAPTERS, DecoderAdapter, EncoderAdapter, register_architecture
+from .batches import Encoded, batches, encode
+from .info import (
+    HookedClassifier,
+    ModelInfo,
+    component_set,
+    hook_name,
+    hook_names,
+    logits,
+    model_info,
+)
+from .loading import load_model
+
+__all__ = [
+    "ADAPTERS",
+    "DecoderAdapter",
+    "Encoded",
+    "EncoderAdapter",
+    "HookedClassifier",
+    "ModelInfo",
+    "batches",
+    "component_set",
+    "encode",
+    "hook_name",
+    "hook_names",
+    "load_model",
+    "logits",
+    "model_info",
+    "register_architecture",
+]

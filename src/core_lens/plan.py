@@ -1,0 +1,217 @@
+"""What `find_core` is about to do: everything checked, one step timed, nothing begun."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformer_lens.model_bridge import TransformerBridge
+
+from .ablation import Mode, Positions, ZeroActivations
+from .components import ComponentSet
+from .errors import CoreLensError, PruningError
+from .gates import inject
+from .hooked import component_set, load_model, logits, model_info
+from .hooked.batches import Encoded, batches, encode
+from .pruners import Pruner, check_sparsity, named_pruner
+from .selection import PruneOn, Selection, separate
+from .tasks import Split, Task, class_order, load_task
+
+PAPER_SEEDS = 42
+"""The paper's seeds are 42 to 53."""
+GPT2_SPARSITIES = (0.4, 0.6)
+"""The paper's for GPT-2, whatever the task."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What `find_core` is about to do.
+
+    Args:
+        model: the hooked classifier.
+        task: the task.
+        pruner: the method.
+        units: the units it chooses among.
+        selection: the examples it chooses on.
+        reported: the splits that are reported.
+        sparsities: to reach, each with every seed.
+        seeds: of the runs.
+        config: all that identifies the runs; a folder holds runs of one config.
+        seconds: estimate from one timed step of pruning and of evaluation.
+    """
+
+    model: TransformerBridge
+    task: Task
+    pruner: Pruner
+    units: ComponentSet
+    selection: Selection
+    reported: Sequence[Split]
+    order: Sequence[int]
+    encoded: Encoded
+    sparsities: Sequence[float]
+    seeds: Sequence[int]
+    config: Mapping[str, Any]
+    ablation: Mode
+    positions: Positions
+    batch_size: int
+    autocast: bool
+    seconds: float = field(default=float("nan"))
+
+    @property
+    def runs(self) -> list[tuple[float, int]]:
+        return [(sparsity, seed) for sparsity in self.sparsities for seed in self.seeds]
+
+    def __str__(self) -> str:
+        info = model_info(self.model)
+        kinds = " and ".join(f"{kind}s".replace("mlp", "MLP") for kind in self.units.kinds)
+        sources = ", ".join(f"{n} of {name}" for name, n in self.selection.sources.items())
+        reported = ", ".join(f"{split.name} {len(split)}" for split in self.reported)
+        rounds = ", ".join(f"{s:.0%}: {self.pruner.work(s):,} examples" for s in self.sparsities)
+        return "\n".join(
+            [
+                f"model      {info.model_id} ({info.architecture}, {info.n_layers} layers x {info.n_heads} heads)",
+                f"task       {self.task.name}: labels {', '.join(self.task.labels) or 'a number'}",
+                f"units      {len(self.units)} ({kinds}), {self.ablation} ablation",
+                f"runs       {len(self.runs)}: {len(self.seeds)} seeds at each of "
+                f"{', '.join(f'{s:.0%}' for s in self.sparsities)}, pruner {self.pruner.name}",
+                f"per run    {rounds} forward and backward, drawn from {sources}",
+                f"reported   {reported} (none of them used to prune)",
+                f"estimate   {_duration(self.seconds)} on {info.device}",
+            ]
+        )
+
+
+def plan(
+    model: Any,
+    task: str | Task,
+    sparsities: float | Iterable[float] | None = None,
+    seeds: int | Iterable[int] = 12,
+    pruner: str | Pruner = "hard-concrete",
+    preset: Literal["fast", "paper"] = "fast",
+    *,
+    prune_on: PruneOn | None = None,
+    data_dir: str | Path | None = None,
+    device: str | torch.device | None = None,
+    tokenizer: Any = None,
+    label_map: Mapping[Any, str] | None = None,
+    units: str | Sequence[str] = ("head", "mlp"),
+    ablation: Mode = "mean",
+    positions: Positions = "all",
+    splits: Iterable[str] | str | None = None,
+    max_examples: int | None = 1000,
+    batch_size: int = 64,
+    dtype: Any = None,
+    autocast: bool = False,
+) -> Plan:
+    """Check everything, time one step, and say what `find_core` would do; `print` the result.
+
+    Args:
+        model, task, sparsities, seeds, pruner, preset, prune_on, data_dir, device: as in `find_core`.
+        tokenizer: where the model's own is not beside it.
+        label_map: class of the checkpoint -> label of the task, where its config does not name them.
+        units: `head`, `mlp` or both: what may be removed.
+        ablation: what stands in for it: `mean` of the training data, `zero`, or `resample` from other examples.
+        positions: tokens that means are taken over: `all`, or `not_first` (decoders put outliers on the first).
+        splits: what to report; by default all in-domain and out-of-domain splits and their companions.
+        max_examples: reported per split, a fixed random draw; None for all.
+        batch_size: of evaluation.
+        dtype: of the weights (float32; `"bfloat16"` on request).
+        autocast: prune with bfloat16 forward passes.
+
+    Raises:
+        CoreLensError: as `find_core`.
+    """
+    method = named_pruner(pruner, preset)
+    seed_list = _seeds(seeds)
+    if ablation not in ("mean", "zero", "resample"):
+        raise CoreLensError(f"ablation={ablation!r}: choose 'mean', 'zero' or 'resample'.")
+    for name, number in (("max_examples", max_examples), ("batch_size", batch_size)):
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise CoreLensError(f"{name}={number!r} must be a whole number of at least 1.")
+    chosen_task = task if isinstance(task, Task) else load_task(task, data_dir)
+    bridge = load_model(resolve_model(model), tokenizer=tokenizer, device=device, dtype=dtype)
+    info = model_info(bridge)
+    if sparsities is None:
+        sparsities = GPT2_SPARSITIES if info.architecture.startswith("GPT2") else chosen_task.sparsities
+    wanted = [sparsities] if isinstance(sparsities, int | float | str) else list(sparsities)
+    shares = list(dict.fromkeys(check_sparsity(s) for s in wanted))
+    if not shares:
+        raise PruningError("sparsities is empty: name at least one, such as 0.5.")
+    order = class_order(info.id2label, chosen_task, label_map)
+    component_units = component_set(bridge, (units,) if isinstance(units, str) else tuple(units))
+    selection, reported = separate(chosen_task, prune_on, splits, method.examples, max_examples)
+    config = {
+        "model": {
+            "model_id": info.model_id,
+            "architecture": info.architecture,
+            "weight_hash": info.weight_hash,
+        },
+        "labels": {label: info.id2label[i] for label, i in zip(chosen_task.labels, order, strict=False)},
+        "task": chosen_task.name,
+        "data": {split.name: split.fingerprint() for split in (selection.split, *reported)},
+        "selected_from": dict(selection.sources),
+        "pruner": {"name": method.name, **method.config()},
+        "units": list(component_units.kinds),
+        "ablation": ablation,
+        "positions": positions,
+        "dtype": str(info.dtype).removeprefix("torch."),
+        "autocast": autocast,
+    }
+    job = Plan(
+        bridge, chosen_task, method, component_units, selection, reported, order,
+        encode(selection.split, bridge.tokenizer, chosen_task.max_length), shares, seed_list, config,
+        ablation, positions, batch_size, autocast,
+    )  # fmt: skip
+    object.__setattr__(job, "seconds", _estimate(job))
+    return job
+
+
+def resolve_model(model: Any) -> Any:
+    """`"lab"` and `"lab-gpt2"` as the folders of the models that the package ships; anything else unchanged."""
+    if isinstance(model, str) and model in ("lab", "lab-gpt2"):
+        from .lab import model_folder
+
+        return model_folder(model)
+    return model
+
+
+def _seeds(seeds: int | Iterable[int]) -> list[int]:
+    listed = [*range(PAPER_SEEDS, PAPER_SEEDS + seeds)] if isinstance(seeds, int) else list(seeds)
+    if not listed or not all(isinstance(seed, int) for seed in listed) or len(set(listed)) < len(listed):
+        raise PruningError(f"seeds={seeds!r}: give a number of at least 1, or a list of different whole numbers.")
+    return listed
+
+
+def _estimate(job: Plan) -> float:
+    """Seconds for the whole job, from one timed pruning step and one timed evaluation batch."""
+    device = model_info(job.model).device
+    rows = torch.arange(min(32, len(job.selection)))
+
+    def timed(gradient: bool) -> float:
+        """Seconds per example."""
+        zero = ZeroActivations(model_info(job.model).weight_hash)
+        start = time.perf_counter()
+        with inject(job.model, job.units, zero) as gates, torch.set_grad_enabled(gradient):
+            for _, inputs in batches(job.encoded, len(rows), rows=rows, device=device):
+                gates.z = torch.ones(len(job.units), device=device, requires_grad=gradient)
+                out = logits(job.model, inputs)
+                if gradient:
+                    out.logsumexp(-1).sum().backward()
+                float(out.detach().sum())  # waits for the device
+        return (time.perf_counter() - start) / len(rows)
+
+    timed(True)  # the first pass pays for set-up
+    step, forward = timed(True), timed(False)
+    n_reported = sum(map(len, job.reported))
+    pruning = sum(job.pruner.work(sparsity) for sparsity in job.sparsities) * len(job.seeds) * step
+    return pruning + forward * (n_reported * (len(job.runs) + 1) + 2 * len(job.selection))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

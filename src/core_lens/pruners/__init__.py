@@ -1,0 +1,48 @@
+"""Methods that choose which components stay."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..errors import PruningError
+from .base import Pruner, PruningProblem, PruningResult, check_sparsity, divergence, keep_highest
+from .baselines import OneShotImportancePruner, RandomPruner
+from .hard_concrete import HardConcretePruner, paper_steps
+
+PRUNERS = (HardConcretePruner.name, OneShotImportancePruner.name, RandomPruner.name)
+"""Names that `find_core` knows."""
+
+__all__ = [
+    "PRUNERS",
+    "HardConcretePruner",
+    "OneShotImportancePruner",
+    "Pruner",
+    "PruningProblem",
+    "PruningResult",
+    "RandomPruner",
+    "check_sparsity",
+    "divergence",
+    "keep_highest",
+    "named_pruner",
+    "paper_steps",
+]
+
+
+def named_pruner(pruner: str | Pruner, preset: Literal["fast", "paper"] = "fast") -> Pruner:
+    """A pruner by name (its preset applies to hard-concrete alone), or the given one unchanged."""
+    if preset not in ("fast", "paper"):
+        raise PruningError(f"preset={preset!r}: choose 'fast' or 'paper'.")
+    if not isinstance(pruner, str):
+        if not callable(getattr(pruner, "prune", None)):
+            raise PruningError(
+                f"pruner={pruner!r} has no prune method: pass a name or an object like HardConcretePruner()."
+            )
+        return pruner
+    known: dict[str, Pruner] = {
+        HardConcretePruner.name: HardConcretePruner.paper() if preset == "paper" else HardConcretePruner(),
+        OneShotImportancePruner.name: OneShotImportancePruner(),
+        RandomPruner.name: RandomPruner(),
+    }
+    if pruner not in known:
+        raise PruningError(f"pruner={pruner!r} is not known: choose {', '.join(known)}, or pass a pruner object.")
+    return known[pruner]

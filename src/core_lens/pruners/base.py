@@ -1,0 +1,146 @@
+"""What every pruner is given, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformer_lens.model_bridge import TransformerBridge
+
+from ..ablation import Replacement
+from ..components import ComponentSet
+from ..errors import PruningError
+from ..hooked.batches import Encoded
+
+
+@dataclass(frozen=True, eq=False)
+class PruningProblem:
+    """A frozen model, the units to choose among and the examples that the choice is made on.
+
+    Args:
+        model: the hooked classifier.
+        units: what can be removed.
+        replacement: what stands in for it.
+        encoded: the selection examples, tokenised; disjoint from all that is reported.
+        teacher: the full model's logits on them, in the model's own class order.
+        gold: classes that count as right, in the model's class order (one, or several where the split collapses
+            labels); for a regression task the gold value, [example, 1].
+        is_regression: one real output; distances are squared errors instead of KL.
+        autocast: run forward passes in bfloat16.
+    """
+
+    model: TransformerBridge
+    units: ComponentSet
+    replacement: Replacement
+    encoded: Encoded
+    teacher: Float[Tensor, "example label"]
+    gold: Bool[Tensor, "example label"] | Float[Tensor, "example 1"]
+    is_regression: bool = False
+    autocast: bool = False
+
+    def __len__(self) -> int:
+        return len(self.teacher)
+
+    def divergence(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Mean over the batch of KL(full model || subnetwork), in nats (squared error for regression)."""
+        return divergence(self.teacher[rows].to(logits.device), logits.float(), self.is_regression).mean()
+
+    def task_loss(self, logits: Tensor, rows: Tensor) -> Float[Tensor, " batch"]:
+        """Loss against the gold labels per example: -log P(a right class), or squared error."""
+        gold, logits = self.gold[rows].to(logits.device), logits.float()
+        if self.is_regression:
+            return (logits - gold).square().sum(dim=-1)
+        return logits.logsumexp(-1) - logits.masked_fill(~gold, -torch.inf).logsumexp(-1)
+
+
+@contextmanager
+def precision(problem: PruningProblem) -> Iterator[None]:
+    """bfloat16 forward passes inside the block, where the problem asks for them."""
+    device = problem.teacher.device.type
+    with ExitStack() as stack:
+        stack.enter_context(torch.autocast(device, torch.bfloat16, enabled=problem.autocast))
+        if problem.autocast and device == "cpu":
+            # The fused attention's bfloat16 backward pass is ten times slower than its float32 one on CPUs.
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        yield
+
+
+def divergence(teacher: Tensor, logits: Tensor, is_regression: bool = False) -> Float[Tensor, " batch"]:
+    """KL(teacher || student) over classes per example, in nats; squared error of the output for regression."""
+    if is_regression:
+        return (logits - teacher).square().sum(dim=-1)
+    log_p, log_q = teacher.log_softmax(-1), logits.log_softmax(-1)
+    return F.kl_div(log_q, log_p, log_target=True, reduction="none").sum(dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class PruningResult:
+    """A mask, what it was ranked by, and how the run went.
+
+    Args:
+        mask: True where a unit stays.
+        scores: higher stays.
+        history: one row per logged step.
+        passes: example passes spent, forwards and backwards each counted once.
+    """
+
+    mask: Bool[Tensor, " n_units"]
+    scores: Float[Tensor, " n_units"]
+    history: pd.DataFrame = field(default_factory=pd.DataFrame)
+    passes: int = 0
+
+
+class Pruner(Protocol):
+    """Chooses the units that stay."""
+
+    name: ClassVar[str]
+
+    @property
+    def examples(self) -> int | None:
+        """How many training examples the pruner draws from; None for all."""
+        ...
+
+    def config(self) -> Mapping[str, Any]:
+        """Every setting, as plain values, for the provenance."""
+        ...
+
+    def work(self, sparsity: float) -> int:
+        """Examples that one run takes forward and backward, for the time estimate."""
+        ...
+
+    def prune(self, problem: PruningProblem, sparsity: float, seed: int) -> PruningResult: ...
+
+
+def check_sparsity(sparsity: float) -> float:
+    """The sparsity, if it lies strictly between 0 and 1.
+
+    Raises:
+        PruningError: it does not.
+    """
+    if not isinstance(sparsity, int | float | np.number) or not 0 < float(sparsity) < 1:
+        raise PruningError(
+            f"sparsity={sparsity!r} must lie strictly between 0 and 1: it is the share of heads and MLPs to remove "
+            "(0.5 removes half)."
+        )
+    return float(sparsity)
+
+
+def keep_highest(scores: Tensor, sparsity: float) -> Bool[Tensor, " n_units"]:
+    """The mask that removes exactly round(sparsity * n_units) units, those of lowest score.
+
+    All units are ranked together; of equal scores the earlier unit stays. |reached - asked| <= 1 / (2 * n_units).
+    """
+    n_removed = round(check_sparsity(sparsity) * len(scores))
+    order = torch.argsort(scores.detach().cpu().double(), descending=True, stable=True)
+    mask = torch.zeros(len(scores), dtype=torch.bool)
+    mask[order[: len(scores) - n_removed]] = True
+    return mask

@@ -1,0 +1,223 @@
+"""find_core from end to end on tiny models: what it promises, resumes, and refuses."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import core_lens
+from builders import frame, hooked, random_task
+from core_lens import (
+    Core,
+    CoreLensError,
+    HardConcretePruner,
+    OneShotImportancePruner,
+    Split,
+    Task,
+    find_core,
+    plan,
+)
+from core_lens.errors import SavedFileError
+from core_lens.evaluate import score
+from core_lens.selection import separate
+from tiny_models import LABELS, tiny_model, tiny_tokenizer
+
+QUICK = HardConcretePruner(steps=6, batch_size=8, warm_start=16, examples=64)
+
+
+def run(**changes):
+    settings = {"sparsities": [0.3, 0.5], "seeds": [3, 4], "pruner": QUICK, "device": "cpu"} | changes
+    return find_core(settings.pop("model", None) or hooked(), settings.pop("task", None) or random_task(), **settings)
+
+
+@pytest.fixture(autouse=True)
+def quiet(recwarn):
+    """Few seeds warn; the tests that are about warnings ask for them."""
+
+
+def test_one_call_gives_subnetworks_heads_and_tables():
+    core = run()
+    assert [s.name for s in core.subnetworks] == ["0.3-seed3", "0.3-seed4", "0.5-seed3", "0.5-seed4"]
+    # 6 units: 30 % is 1.8, so 2 go; 50 % is 3.
+    assert [len(s.removed) for s in core.subnetworks] == [2, 2, 3, 3]
+    everywhere = set.intersection(*({c for c in s.heads} for s in core.subnetworks))
+    assert set(core.heads) == everywhere
+    table = core.table()
+    assert {"dev", "hard", "easy"} == set(table.index.get_level_values("split"))
+    assert ("hard", "balanced_accuracy") in table.index and ("dev", "kl") in table.index
+    kl = table.xs("kl", level="metric")
+    assert kl["full", "value"].isna().all() and (kl[0.3, "mean"] > 0).all()
+    assert any("2 seeds" in note for note in core.notes)
+
+
+def test_the_tables_can_be_recomputed_from_the_saved_predictions(tmp_path):
+    task = random_task()
+    core = run(task=task, out=tmp_path / "run")
+    back = Core.load(tmp_path / "run")
+    name = "0.5-seed3"
+    again = score(back.predictions[name], task, teacher=back.predictions["full"])
+    ours = back.evaluation[back.evaluation.subnetwork == name][again.columns].reset_index(drop=True)
+    pd.testing.assert_frame_equal(again, ours)
+    assert back.heads == core.heads
+    assert back.provenance["task"] == "random" and back.provenance["model"]["weight_hash"]
+    one = back.subnetworks[0].provenance
+    assert one["seed"] == 3 and one["asked_sparsity"] == 0.3 and one["versions"]["torch"] and one["data"]["dev"]
+    text = (tmp_path / "run" / "predictions" / f"{name}.parquet").read_bytes()
+    assert task.split("dev").data["text_a"].iloc[0].encode() not in text  # the data's texts are not copied
+
+
+def test_an_interrupted_run_continues(tmp_path, monkeypatch):
+    whole = run(out=tmp_path / "whole")
+    calls = []
+
+    class Interrupting(HardConcretePruner):
+        def prune(self, problem, sparsity, seed):
+            calls.append((sparsity, seed))
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return super().prune(problem, sparsity, seed)
+
+    pruner = Interrupting(**QUICK.config())
+    with pytest.raises(KeyboardInterrupt):
+        run(pruner=pruner, out=tmp_path / "run")
+    with pytest.raises(SavedFileError, match="run the same command again"):
+        Core.load(tmp_path / "run")
+    core = run(pruner=pruner, out=tmp_path / "run")
+    assert len(calls) == 3 + 2  # two runs were there, the third is redone, the fourth was never begun
+    assert all(torch.equal(a.scores, b.scores) for a, b in zip(core.subnetworks, whole.subnetworks, strict=True))
+    more = run(pruner=pruner, out=tmp_path / "run", seeds=[3, 4, 5])
+    assert len(calls) == 5 + 2 and len(more.subnetworks) == 6
+
+
+def test_another_configuration_is_not_mixed_in(tmp_path):
+    run(out=tmp_path / "run")
+    with pytest.raises(SavedFileError, match=r"another .*pruner"):
+        run(out=tmp_path / "run", pruner=OneShotImportancePruner(examples=16))
+    with pytest.raises(SavedFileError, match="another .*model"):
+        run(out=tmp_path / "run", model=hooked(seed=5))
+
+
+def test_same_seed_same_masks_bit_for_bit():
+    a, b = run(), run()
+    assert all(torch.equal(x.scores, y.scores) and torch.equal(x.mask, y.mask)
+               for x, y in zip(a.subnetworks, b.subnetworks, strict=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("ablation", ["zero", "resample"])
+@pytest.mark.parametrize("units", ["head", "mlp", ("head", "mlp")])
+def test_ablations_and_units(ablation, units):
+    core = run(ablation=ablation, units=units, sparsities=0.5, seeds=[1])
+    (subnetwork,) = core.subnetworks
+    assert subnetwork.replacement.mode == ablation
+    assert {c.kind for c in subnetwork.units} == ({units} if isinstance(units, str) else set(units))
+    assert subnetwork.sparsity == 0.5
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "distilbert"])
+def test_hf_models_with_their_tokenizer(arch):
+    hf = tiny_model(arch)
+    before = {k: v.clone() for k, v in hf.state_dict().items()}
+    core = run(model=hf, tokenizer=tiny_tokenizer(arch), sparsities=None, seeds=1)
+    assert core.sparsities == ([0.4, 0.6] if arch == "gpt2" else [0.3, 0.5])
+    assert core.subnetworks[0].seed == 42
+    assert all(torch.equal(v, before[k]) for k, v in hf.state_dict().items())
+
+
+def test_selected_and_reported_examples_are_disjoint():
+    task = random_task(80)
+    texts = lambda split: set(zip(split.data["text_a"], split.data["text_b"], strict=True))  # noqa: E731
+    for prune_on in (None, "dev", ["hard", "easy"], {"train": 0.75, "hard": 0.25}):
+        selection, reported = separate(task, prune_on, None, 100, None)
+        assert not any(texts(selection.split) & texts(split) for split in reported)
+        assert not any(set(selection.split.data["cluster"]) & set(split.data["cluster"])
+                       for split in reported if split.name in selection.sources)  # fmt: skip
+    selection, _ = separate(task, {"train": 0.75, "hard": 0.25}, None, 100, None)
+    assert selection.sources == {"train": 75, "hard": 25}
+    from_hard = selection.split.data["label"].to_numpy() == "non-entailment"
+    assert from_hard.sum() == 25 and selection.gold[from_hard].tolist() == [[False, True, True]] * 25
+    # A training set that shares texts with a reported split loses them.
+    leaky = Task(
+        "leaky",
+        LABELS,
+        (Split("train", "train", pd.concat([frame(50), frame(30, 1)])), Split("dev", "id", frame(30, 1))),
+    )
+    selection, _ = separate(leaky, None, None, None, None)
+    assert len(selection) == 50
+
+
+def test_the_selection_is_the_same_for_the_same_data():
+    a, b = (separate(random_task(80), None, None, 60, 20) for _ in range(2))
+    assert a[0].split.fingerprint() == b[0].split.fingerprint()
+    assert [s.fingerprint() for s in a[1]] == [s.fingerprint() for s in b[1]]
+
+
+def test_the_plan_says_what_will_be_done():
+    job = plan(hooked(), random_task(40), [0.5], [1, 2, 3], QUICK, max_examples=20)
+    text = str(job)
+    for words in ("BertForSequenceClassification, 2 layers x 2 heads", "6 (heads and MLPs), mean ablation", "3 seeds at each of 50%",
+                  "48 examples forward and backward, drawn from 64 of train", "dev 20, hard 20, easy 20", "estimate"):  # fmt: skip
+        assert words in text
+    assert job.seconds > 0 and np.isfinite(job.seconds)
+
+
+def test_provenance_is_plain_json(tmp_path):
+    run(out=tmp_path / "run")
+    saved = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert saved["provenance"]["pruner"]["name"] == "hard-concrete"
+    assert saved["provenance"]["versions"]["core-lens"] == core_lens.__version__
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sparsities": [0.5, 1.2]}, "sparsity=1.2 must lie strictly between 0 and 1"),
+        ({"sparsities": 0}, "sparsity=0 must lie"),
+        ({"sparsities": []}, "sparsities is empty"),
+        ({"seeds": []}, "seeds="),
+        ({"seeds": 0}, "seeds=0"),
+        ({"seeds": [1, 1]}, "different whole numbers"),
+        ({"pruner": "magic"}, "pruner='magic' is not known"),
+        ({"preset": "slow"}, "preset='slow'"),
+        ({"ablation": "noise"}, "ablation='noise'"),
+        ({"positions": "last"}, "positions='last'"),
+        ({"units": "neuron"}, "choose 'head', 'mlp' or both"),
+        ({"prune_on": "nope"}, "no split 'nope'"),
+        ({"prune_on": {"train": -1}}, "shares above 0"),
+        ({"splits": "train"}, "no split to report on"),
+        ({"task": "mmnli"}, "no task 'mmnli'"),
+        ({"label_map": {0: "yes"}}, "label"),
+        ({"model": "no/such/folder"}, "no/such/folder"),
+        ({"model": 7}, "7 is no model"),
+        ({"max_examples": 0}, "max_examples=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(changes, words):
+    with pytest.raises(CoreLensError) as caught:
+        run(**changes)
+    text = str(caught.value)
+    assert words in text and "\n" not in text and text.endswith((".", "?", ")"))
+
+
+def test_an_unwritable_folder_is_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SavedFileError, match="choose another one"):
+        run(model="no/such/model", out=tmp_path / "file" / "run")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("")
+    with pytest.raises(SavedFileError, match="other things"):
+        run(out=tmp_path / "mine")
+
+
+def test_a_damaged_subnetwork_of_an_unfinished_run_is_named(tmp_path):
+    run(out=tmp_path / "run")
+    victim = tmp_path / "run" / "subnetworks" / "0.3-seed3.safetensors"
+    victim.write_bytes(victim.read_bytes()[:-9])
+    with pytest.raises(SavedFileError, match=r"0\.3-seed3\.safetensors is damaged"):
+        run(out=tmp_path / "run")
+    victim.unlink()
+    run(out=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")

@@ -43,7 +43,7 @@ def test_one_call_gives_subnetworks_heads_and_tables():
     assert [s.name for s in core.subnetworks] == ["0.3-seed3", "0.3-seed4", "0.5-seed3", "0.5-seed4"]
     # 6 units: 30 % is 1.8, so 2 go; 50 % is 3.
     assert [len(s.removed) for s in core.subnetworks] == [2, 2, 3, 3]
-    everywhere = set.intersection(*({c for c in s.heads} for s in core.subnetworks))
+    everywhere = set.intersection(*(set(s.heads) for s in core.subnetworks))
     assert set(core.heads) == everywhere
     table = core.table()
     assert {"dev", "hard", "easy"} == set(table.index.get_level_values("split"))
@@ -157,8 +157,14 @@ def test_the_selection_is_the_same_for_the_same_data():
 def test_the_plan_says_what_will_be_done():
     job = plan(hooked(), random_task(40), [0.5], [1, 2, 3], QUICK, max_examples=20)
     text = str(job)
-    for words in ("BertForSequenceClassification, 2 layers x 2 heads", "6 (heads and MLPs), mean ablation", "3 seeds at each of 50%",
-                  "48 examples forward and backward, drawn from 64 of train", "dev 20, hard 20, easy 20", "estimate"):  # fmt: skip
+    for words in (
+        "BertForSequenceClassification, 2 layers x 2 heads",
+        "6 (heads and MLPs), mean ablation",
+        "3 seeds at each of 50%",
+        "48 examples forward and backward, drawn from 64 of train",
+        "dev 20, hard 20, easy 20",
+        "estimate",
+    ):
         assert words in text
     assert job.seconds > 0 and np.isfinite(job.seconds)
 

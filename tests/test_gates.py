@@ -151,10 +151,10 @@ def test_a_hook_that_never_fires_raises():
         def forward(self, hidden, *args, **kwargs):
             return hidden
 
-    with pytest.raises(CoreLensError, match=r"blocks\.1\.attn\.hook_z.* never fired"):
-        with inject(model, units, ZeroActivations(model_info(model).weight_hash)):
-            original.bert.encoder.layer = original.bert.encoder.layer[:1]
-            logits(model, inputs)
+    zero = ZeroActivations(model_info(model).weight_hash)
+    with pytest.raises(CoreLensError, match=r"blocks\.1\.attn\.hook_z.* never fired"), inject(model, units, zero):
+        original.bert.encoder.layer = original.bert.encoder.layer[:1]
+        logits(model, inputs)
 
 
 def test_wrong_shapes_are_named():

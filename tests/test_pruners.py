@@ -45,8 +45,20 @@ def test_the_published_step_counts():
 
 def test_the_paper_preset_has_the_published_constants():
     config = HardConcretePruner.paper().config()
-    published = dict(batch_size=128, learning_rate=0.1, lambda_learning_rate=1.0, weight_decay=0.01, warmup_steps=200,
-                     init=10.0, init_std=0.01, constraint="lagrangian", dropout=True, pad_to=128)  # fmt: skip
+    published = {
+        "batch_size": 128,
+        "learning_rate": 0.1,
+        "lambda_learning_rate": 1.0,
+        "weight_decay": 0.01,
+        "warmup_steps": 200,
+        "init": 10.0,
+        "init_std": 0.01,
+        "warm_start": 0,
+        "draws": "batch",
+        "constraint": "lagrangian",
+        "dropout": True,
+        "pad_to": 128,
+    }
     assert {name: config[name] for name in published} == published
 
 

@@ -88,7 +88,8 @@ class MeanFitter:
         if positions not in ("all", "not_first"):
             raise CoreLensError(f"positions={positions!r}: choose 'all' or 'not_first'.")
         info = model_info(model)
-        self.model, self.positions = model, positions
+        self.model = model
+        self.positions: Positions = positions
         self._sums = {
             "head": torch.zeros(info.n_layers, info.n_heads, info.d_head, dtype=torch.float64),
             "mlp": torch.zeros(info.n_layers, info.d_model, dtype=torch.float64),

@@ -155,20 +155,23 @@ def _run(
 ) -> tuple[Subnetwork, pd.DataFrame]:
     """One subnetwork and its predictions, read from the folder where they are there already."""
     name = f"{sparsity:g}-seed{seed}"
-    if folder is not None:
-        mask_file = folder / "subnetworks" / f"{name}.safetensors"
-        table_file = folder / "predictions" / f"{name}.parquet"
-        if mask_file.is_file() and table_file.is_file():
-            return Subnetwork.load(mask_file), read_table(table_file)
+    files = folder and (folder / "subnetworks" / f"{name}.safetensors", folder / "predictions" / f"{name}.parquet")
+    if files and files[0].is_file() and files[1].is_file():
+        return Subnetwork.load(files[0]), read_table(files[1])
     result = job.pruner.prune(problem, sparsity, seed)
-    origin = {**_origin(job), "asked_sparsity": sparsity, "seed": seed, "passes": result.passes}
-    origin["history"] = result.history.to_dict("list")
-    origin["pruner"] = job.pruner.name
+    origin = _origin(job) | {
+        "pruner": job.pruner.name,
+        "pruner_config": dict(job.pruner.config()),
+        "asked_sparsity": sparsity,
+        "seed": seed,
+        "passes": result.passes,
+        "history": result.history.to_dict("list"),
+    }
     subnetwork = Subnetwork(job.units, result.mask, problem.replacement, result.scores, origin)
     predicted = predict(job.model, job.task, job.reported, job.order, subnetwork, job.batch_size)
-    if folder is not None:
-        subnetwork.save(mask_file)
-        write_table(table_file, predicted)
+    if files:
+        subnetwork.save(files[0])
+        write_table(files[1], predicted)
     return subnetwork, predicted
 
 

@@ -125,7 +125,7 @@ class ComponentSet:
         return tuple(sorted(c for c, kept in zip(self, mask.tolist(), strict=True) if kept))
 
     def heads(self, flat: Tensor) -> Tensor | None:
-        """The part of `flat` [..., n_units] that belongs to heads, as [..., n_layers, n_heads]; None if heads are no units."""
+        """The part of `flat` [..., n_units] that belongs to heads, [..., n_layers, n_heads]; None if heads are no units."""
         if "head" not in self.kinds:
             return None
         return flat[..., : self.n_layers * self.n_heads].unflatten(-1, (self.n_layers, self.n_heads))

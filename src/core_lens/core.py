@@ -73,9 +73,10 @@ class Core:
     def heads(self) -> CoreHeads:
         """The heads that occur in every subnetwork (the heuristic core), with how often the others do."""
         shares = self._shares("head")
+        others = pd.Series({c: share for c, share in shares.items() if share < 1}, dtype=float)
         return CoreHeads(
             [c for c, share in shares.items() if share == 1],
-            shares[shares < 1].sort_values(ascending=False, kind="stable"),
+            others.sort_values(ascending=False, kind="stable"),
             len(self.subnetworks),
         )
 
@@ -85,11 +86,11 @@ class Core:
         shares = self._shares("mlp")
         return tuple(c for c, share in shares.items() if share == 1)
 
-    def _shares(self, kind: str) -> pd.Series:
+    def _shares(self, kind: str) -> dict[Component, float]:
+        """Share of subnetworks that keep each unit of a kind."""
+        shares = np.mean([s.mask.numpy() for s in self.subnetworks], axis=0)
         units = self.subnetworks[0].units
-        masks = np.stack([s.mask.numpy() for s in self.subnetworks])
-        shares = pd.Series(masks.mean(axis=0), index=pd.Index(list(units), dtype=object))
-        return shares[[c.kind == kind for c in shares.index]]
+        return {c: float(share) for c, share in zip(units, shares, strict=True) if c.kind == kind}
 
     def at(self, sparsity: float) -> tuple[Subnetwork, ...]:
         """The subnetworks of one asked sparsity."""

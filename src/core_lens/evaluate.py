@@ -26,7 +26,7 @@ from .subnetwork import Subnetwork
 from .tasks import Split, Task, better_assignment, class_order
 
 COLUMNS = ["split", "group", "metric", "value", "low", "high", "n"]
-"""Schema of an evaluation: figures of `metric` on the examples of `split` (of one `group`, or `all`), with a 95 % interval."""
+"""Schema of an evaluation: `metric` on the examples of `split` (of one `group`, or `all`), with a 95 % interval."""
 
 BALANCED = "balanced_accuracy"
 _DRAWS = 500
@@ -58,8 +58,8 @@ def evaluate(
         device: where to run; the model's own by default.
 
     Returns:
-        DataFrame (split, group, metric, value, low, high, n). Metrics: `accuracy` (or the task's `mcc` / `pearson`), `kl`
-        (nats), `agreement` (share of equal predictions), and `balanced_accuracy` of a split and its companion.
+        DataFrame (split, group, metric, value, low, high, n). Metrics: `accuracy` (or the task's `mcc` / `pearson`),
+        `kl` (nats), `agreement` (share of equal predictions), and `balanced_accuracy` of a split and its companion.
         Intervals: Wilson for proportions, otherwise a bootstrap over examples clustered by premise.
     """
     bridge = load_model(model, tokenizer=tokenizer, device=device)
@@ -183,6 +183,7 @@ def _figures(
     names = logit_columns(task)
     output = part[names].to_numpy(dtype=float)
     figures = []
+    predicted = np.empty(0)
     if task.is_regression:
         x, y = output[:, 0], part["label"].to_numpy(dtype=float)
         figures.append(("pearson", _pearson(x, y), *bootstrap(lambda w: _pearson(x, y, w), clusters, _DRAWS), n))
@@ -238,7 +239,7 @@ def _mcc(cells: np.ndarray, k: int, weights: np.ndarray | None = None) -> float:
 
 
 def warn_about_labels(predictions: pd.DataFrame, task: Task, id2label: Mapping[int, str], order: Sequence[int]) -> None:
-    """Warn when another assignment of the checkpoint's classes to the labels fits an in-domain split better than chance.
+    """Warn when another assignment of the checkpoint's classes to the labels fits an in-domain split better.
 
     Swapping neutral and contradiction leaves a third of the answers right, so "below chance" would miss it.
     """

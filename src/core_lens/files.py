@@ -126,7 +126,11 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
 
 def write_json(path: Path, content: Any) -> None:
     text = json.dumps(content, indent=1, sort_keys=True) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    write_atomically(path, write)
 
 
 def read_json(path: Path) -> Any:

@@ -26,6 +26,7 @@ from transformers import (
 from .errors import ModelError, TaskError
 from .evaluate import predict_with, score
 from .files import check_folder, claim_folder, read_table, write_table
+from .hooked import bf16_attention
 from .hooked.batches import Encoded, encode
 from .tasks import Task, load_task
 
@@ -102,6 +103,7 @@ def finetune(
     Raises:
         CoreLensError: the model, the task or the folder cannot be used; the message says what to change.
     """
+    on_cpu = _on_cpu(device)
     folder = check_folder(out)
     chosen = task if isinstance(task, Task) else load_task(task, data_dir)
     train = chosen.with_role("train")
@@ -145,8 +147,8 @@ def finetune(
             report_to="none",
             seed=seed,
             bf16=bf16,
-            use_cpu=device == "cpu",
-            dataloader_pin_memory=torch.cuda.is_available() and device != "cpu",
+            use_cpu=on_cpu,
+            dataloader_pin_memory=not on_cpu,
         )
         encoded = encode(train[0], reader, chosen.max_length)
         trainer = Trainer(
@@ -156,7 +158,8 @@ def finetune(
             data_collator=DataCollatorWithPadding(reader),
             callbacks=[keeper],
         )
-        trainer.train(resume_from_checkpoint=_resumable(folder / "resume"))
+        with bf16_attention(network.device.type, bf16):
+            trainer.train(resume_from_checkpoint=_resumable(folder / "resume"))
         keeper.keep(network, total)
         shutil.rmtree(folder / "resume", ignore_errors=True)
     return FineTuned(folder, keeper.checkpoints(), read_table(folder / "curve.parquet"))
@@ -280,6 +283,15 @@ def _targets(task: Task) -> np.ndarray:
     if task.is_regression:
         return labels.to_numpy(dtype=np.float32)
     return labels.map({label: i for i, label in enumerate(task.labels)}).to_numpy(dtype=np.int64)
+
+
+def _on_cpu(device: str | None) -> bool:
+    """Whether to train on the CPU; the Trainer picks among the other devices itself."""
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device is not None and not there.get(device):
+        usable = ", ".join(name for name, usable in there.items() if usable)
+        raise ModelError(f"device={device!r} cannot be trained on here: choose {usable}.")
+    return device == "cpu" or not (there["cuda"] or there["mps"])
 
 
 def _resumable(folder: Path) -> str | None:

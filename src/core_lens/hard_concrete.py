@@ -37,7 +37,7 @@ def probability_active(log_alpha: Tensor) -> Tensor:
 
 
 def expected_value(log_alpha: Tensor) -> Tensor:
-    """The deterministic gate sigmoid(0.8 * log_alpha / T), in (0, 1) and without stretch, as the published code ranks by."""
+    """The deterministic gate sigmoid(0.8 * log_alpha / T) without stretch, in (0, 1), as the published code ranks by."""
     return torch.sigmoid(SOFT_SCALE * log_alpha / TEMPERATURE)
 
 

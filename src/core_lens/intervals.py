@@ -36,7 +36,7 @@ def over_seeds(values: Sequence[float], level: float = 0.95) -> tuple[float, flo
 
 def bootstrap(
     statistic: Callable[[np.ndarray], float],
-    clusters: Sequence[object],
+    clusters: Sequence[object] | np.ndarray,
     draws: int = 1000,
     level: float = 0.95,
     seed: int = 0,

@@ -12,6 +12,7 @@ from .info import (
     model_info,
 )
 from .loading import load_model
+from .precision import bf16_attention, bf16_autocast
 
 __all__ = [
     "ADAPTERS",
@@ -21,6 +22,8 @@ __all__ = [
     "HookedClassifier",
     "ModelInfo",
     "batches",
+    "bf16_attention",
+    "bf16_autocast",
     "component_set",
     "encode",
     "hook_name",

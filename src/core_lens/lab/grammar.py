@@ -21,9 +21,41 @@ import pandas as pd
 ENTAILMENT, NON_ENTAILMENT = LABELS = ("entailment", "non-entailment")
 COUNTEREXAMPLE_SHARE = 0.05
 
-NOUNS = ["actor", "artist", "author", "baker", "banker", "doctor", "farmer", "judge", "lawyer", "manager", "nurse", "pilot", "scientist", "senator", "singer", "student", "teacher", "tourist"]
+NOUNS = [
+    "actor",
+    "artist",
+    "author",
+    "baker",
+    "banker",
+    "doctor",
+    "farmer",
+    "judge",
+    "lawyer",
+    "manager",
+    "nurse",
+    "pilot",
+    "scientist",
+    "senator",
+    "singer",
+    "student",
+    "teacher",
+    "tourist",
+]
 # Past tense and participle are the same word, so that a passive and its active share all content words.
-TRANSITIVE = ["admired", "avoided", "called", "followed", "found", "heard", "helped", "invited", "met", "noticed", "thanked", "visited"]
+TRANSITIVE = [
+    "admired",
+    "avoided",
+    "called",
+    "followed",
+    "found",
+    "heard",
+    "helped",
+    "invited",
+    "met",
+    "noticed",
+    "thanked",
+    "visited",
+]
 INTRANSITIVE = ["arrived", "danced", "laughed", "left", "resigned", "shouted", "slept", "smiled", "waited", "worked"]
 PREPOSITIONS = ["near", "behind", "beside", "opposite"]
 PLACES = [f"in the {place}" for place in ["garden", "library", "office", "park"]]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -13,7 +12,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformer_lens.model_bridge import TransformerBridge
 
 from ..ablation import Replacement
@@ -60,18 +58,6 @@ class PruningProblem:
         if self.is_regression:
             return (logits - gold).square().sum(dim=-1)
         return logits.logsumexp(-1) - logits.masked_fill(~gold, -torch.inf).logsumexp(-1)
-
-
-@contextmanager
-def precision(problem: PruningProblem) -> Iterator[None]:
-    """bfloat16 forward passes inside the block, where the problem asks for them."""
-    device = problem.teacher.device.type
-    with ExitStack() as stack:
-        stack.enter_context(torch.autocast(device, torch.bfloat16, enabled=problem.autocast))
-        if problem.autocast and device == "cpu":
-            # The fused attention's bfloat16 backward pass is ten times slower than its float32 one on CPUs.
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        yield
 
 
 def divergence(teacher: Tensor, logits: Tensor, is_regression: bool = False) -> Float[Tensor, " batch"]:

@@ -10,9 +10,9 @@ import torch
 from tqdm.auto import tqdm
 
 from ..gates import inject
-from ..hooked import logits
+from ..hooked import bf16_autocast, logits
 from ..hooked.batches import batches
-from .base import PruningProblem, PruningResult, keep_highest, precision
+from .base import PruningProblem, PruningResult, keep_highest
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class RandomPruner:
     """Units drawn at random: what a subnetwork of that size is worth by chance."""
 
     name: ClassVar[str] = "random"
-    examples: ClassVar[int | None] = 256
+    examples: int | None = 256
 
     def config(self) -> Mapping[str, Any]:
         return {}
@@ -70,7 +70,7 @@ class OneShotImportancePruner:
                 # Every example has its own copy of the gates, so one backward pass gives per-example gradients.
                 gates.z = torch.ones(len(batch_rows), len(units), device=device, requires_grad=True)
                 gates.rows = batch_rows
-                with precision(problem):
+                with bf16_autocast(device.type, problem.autocast):
                     output = logits(problem.model, inputs)
                 loss = problem.task_loss(output, batch_rows).sum()
                 (gradient,) = torch.autograd.grad(loss, gates.z)

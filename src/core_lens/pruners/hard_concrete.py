@@ -18,9 +18,9 @@ from transformer_lens.model_bridge import TransformerBridge
 from .. import hard_concrete
 from ..errors import CoreLensWarning, PruningError
 from ..gates import Gates, inject
-from ..hooked import logits
+from ..hooked import bf16_autocast, logits
 from ..hooked.batches import batches
-from .base import PruningProblem, PruningResult, check_sparsity, keep_highest, precision
+from .base import PruningProblem, PruningResult, check_sparsity, keep_highest
 from .baselines import OneShotImportancePruner
 
 
@@ -63,12 +63,12 @@ class HardConcretePruner:
     ramp: float | None = 0.5
     batch_size: int = 32
     examples: int | None = 4096
-    learning_rate: float = 0.1
+    learning_rate: float = 0.2
     lambda_learning_rate: float = 1.0
     weight_decay: float = 0.0
     warmup_steps: int = 10
     init: float = 2.0
-    init_std: float = 0.5
+    init_std: float = 2.0
     warm_start: int = 512
     spread: float = 5.0
     draws: Literal["example", "batch"] = "example"
@@ -126,7 +126,7 @@ class HardConcretePruner:
             importance = OneShotImportancePruner(self.warm_start, self.batch_size).prune(problem, sparsity, seed).scores
             rank = importance.argsort().argsort().to(device) / (len(units) - 1)
             with torch.no_grad():
-                gates.log_alpha += self.spread * (2 * rank - 1)
+                gates.log_alpha.add_(self.spread * (2 * rank - 1))
         lambdas = nn.Parameter(torch.zeros(2, device=device))
         optimizer = torch.optim.AdamW(
             [
@@ -149,7 +149,7 @@ class HardConcretePruner:
                 target = sparsity * min(1.0, step / ramp)
                 n_draws = len(rows) if self.draws == "example" else None
                 injection.z, injection.rows = gates.sample(noise, n_draws), rows
-                with precision(problem):
+                with bf16_autocast(device.type, problem.autocast):
                     output = logits(model, inputs)
                 divergence = problem.divergence(output, rows)
                 reached = 1 - injection.z.mean()
@@ -216,7 +216,7 @@ def _project(gates: Gates, sparsity: float) -> None:
         middle = (low + high) / 2
         active = hard_concrete.probability_active(gates.log_alpha + middle).mean()
         low, high = (middle, high) if float(active) < 1 - sparsity else (low, middle)
-    gates.log_alpha += high
+    gates.log_alpha.add_(high)
 
 
 @contextmanager

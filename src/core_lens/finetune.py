@@ -145,6 +145,7 @@ def finetune(
             save_total_limit=1,
             logging_strategy="no",
             report_to="none",
+            disable_tqdm=False,
             seed=seed,
             bf16=bf16,
             use_cpu=on_cpu,

@@ -479,7 +479,7 @@ def test_other_heads_are_refused_with_the_list(cls, tmp_path):
 
 def test_no_model_at_all_is_refused():
     refuse("Linear is not supported", torch.nn.Linear(2, 2))
-    refuse("NoneType is not supported", None)
+    refuse("None is no model", None)
     with pytest.raises(ModelError, match="load_model"):
         model_info(tiny_model("bert"))  # type: ignore[arg-type]
 

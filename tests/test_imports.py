@@ -14,7 +14,7 @@ FLOORS = {
     "core": 4, "plan": 5,
     "api": 6, "cli": 7, "__init__": 8, "__main__": 8,
 }  # fmt: skip
-LATE = {("tasks", "lab"), ("plan", "lab")}
+LATE = {("tasks", "lab"), ("hooked", "lab")}
 """Imports inside functions: the lab's task is known by name, the lab's models too."""
 
 

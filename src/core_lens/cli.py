@@ -17,7 +17,7 @@ from .core import Core
 from .errors import CoreLensError, CoreLensWarning
 from .evaluate import evaluate
 from .finetune import finetune
-from .plan import plan, resolve_model
+from .plan import plan
 from .pruners import PRUNERS
 from .subnetwork import Subnetwork
 from .tasks import load_task
@@ -155,7 +155,7 @@ def _find_core(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace) -> None:
     table = evaluate(
-        resolve_model(args.model),
+        args.model,
         load_task(args.task, args.data_dir),
         None if args.subnetwork is None else Subnetwork.load(args.subnetwork),
         args.splits,

@@ -106,9 +106,10 @@ class ComponentSet:
         try:
             return self._index[component]
         except KeyError:
+            kinds = " and ".join({"head": "heads", "mlp": "MLPs"}[kind] for kind in self.kinds)
             raise CoreLensError(
                 f"{component} is not a unit here: the model has layers 0-{self.n_layers - 1}, heads "
-                f"0-{self.n_heads - 1} and the units are {' and '.join(self.kinds)}s."
+                f"0-{self.n_heads - 1} and the units are {kinds}."
             ) from None
 
     def mask(self, components: Iterable[Component]) -> Tensor:

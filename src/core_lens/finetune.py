@@ -26,7 +26,7 @@ from transformers import (
 from .errors import ModelError, TaskError
 from .evaluate import predict_with, score
 from .files import check_folder, claim_folder, read_table, write_table
-from .hooked import bf16_attention
+from .hooked import bf16_attention, shipped
 from .hooked.batches import Encoded, encode
 from .tasks import Task, load_task
 
@@ -82,7 +82,7 @@ def finetune(
     Calling it again with the same folder continues after the last checkpoint.
 
     Args:
-        model: hub id, local folder or HF model; one without a classification head gets a new one.
+        model: hub id, local folder, `lab-pretrained` or HF model; one without a classification head gets a new one.
         task: name or `Task`, with a training split.
         out: folder for the checkpoints.
         tokenizer: where the model's own is not beside it.
@@ -255,7 +255,7 @@ def _classifier(model: Any, tokenizer: Any, task: Task) -> tuple[PreTrainedModel
             )
         network.config.id2label, network.config.label2id = settings["id2label"], settings["label2id"]
     else:
-        source = str(model)
+        source = str(shipped(model))
         try:
             config = AutoConfig.from_pretrained(source, **settings)
             network = AutoModelForSequenceClassification.from_pretrained(

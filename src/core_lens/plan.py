@@ -133,7 +133,7 @@ def plan(
         if number is not None and (not isinstance(number, int) or number < 1):
             raise CoreLensError(f"{name}={number!r} must be a whole number of at least 1.")
     chosen_task = task if isinstance(task, Task) else load_task(task, data_dir)
-    bridge = load_model(resolve_model(model), tokenizer=tokenizer, device=device, dtype=dtype)
+    bridge = load_model(model, tokenizer=tokenizer, device=device, dtype=dtype)
     info = model_info(bridge)
     if sparsities is None:
         sparsities = GPT2_SPARSITIES if info.architecture.startswith("GPT2") else chosen_task.sparsities
@@ -168,15 +168,6 @@ def plan(
     )  # fmt: skip
     object.__setattr__(job, "seconds", _estimate(job))
     return job
-
-
-def resolve_model(model: Any) -> Any:
-    """`"lab"` and `"lab-gpt2"` as the folders of the models that the package ships; anything else unchanged."""
-    if isinstance(model, str) and model in ("lab", "lab-gpt2"):
-        from .lab import model_folder
-
-        return model_folder(model)
-    return model
 
 
 def _seeds(seeds: int | Iterable[int]) -> list[int]:

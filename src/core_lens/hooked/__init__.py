@@ -11,7 +11,7 @@ from .info import (
     logits,
     model_info,
 )
-from .loading import load_model
+from .loading import load_model, shipped
 from .precision import bf16_attention, bf16_autocast
 
 __all__ = [
@@ -32,4 +32,5 @@ __all__ = [
     "logits",
     "model_info",
     "register_architecture",
+    "shipped",
 ]

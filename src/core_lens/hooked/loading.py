@@ -56,9 +56,9 @@ def load_model(
     Called like HF's model, `model(input_ids, attention_mask=...)`, it gives HF's logits [batch, label].
 
     Args:
-        model: a hub id, a folder that `save_pretrained` wrote, HF's `*ForSequenceClassification` (copied,
-            never changed), or a hooked model. The latter is returned itself: frozen, in eval mode, and with
-            what the other arguments ask for changed in place.
+        model: `lab` or `lab-gpt2` (they come with the package), a hub id, a folder that `save_pretrained` wrote,
+            HF's `*ForSequenceClassification` (copied, never changed), or a hooked model. The latter is returned
+            itself: frozen, in eval mode, and with what the other arguments ask for changed in place.
         tokenizer: an HF tokenizer, or where to load it; None looks where the model came from.
         device: None for CUDA where there is one, else the CPU.
         dtype: `float32` (the default, however the weights are stored) or `bfloat16`, by name or torch's.
@@ -100,14 +100,24 @@ def load_model(
     return bridge
 
 
+def shipped(name: str | Path) -> str | Path:
+    """The folder of a model that comes with the package (`lab`, `lab-gpt2`, `lab-pretrained`); any other name as it is."""
+    if name in ("lab", "lab-gpt2", "lab-pretrained"):
+        from ..lab import model_folder
+
+        return model_folder(str(name))
+    return name
+
+
 class _Source:
     """A name the user gave: a folder if there is one, else a hub id."""
 
-    def __init__(self, name: str | Path) -> None:
+    def __init__(self, given: str | Path) -> None:
+        name = shipped(given)
         self.path = Path(name).expanduser()
         self.local = self.path.is_dir() and bool(str(name).strip())
         self.text = str(self.path) if self.local else str(name)
-        self.name = self.path.resolve().name if self.local else self.text
+        self.name = str(given) if name is not given else self.path.resolve().name if self.local else self.text
         if self.path.is_file():
             raise ModelError(f"{self.text} is a file: pass the folder that save_pretrained wrote.")
         # A hub id is `name` or `owner/name`.

@@ -106,7 +106,7 @@ class Pruner(Protocol):
     def prune(self, problem: PruningProblem, sparsity: float, seed: int) -> PruningResult: ...
 
 
-def check_sparsity(sparsity: float) -> float:
+def check_sparsity(sparsity: object) -> float:
     """The sparsity, if it lies strictly between 0 and 1.
 
     Raises:

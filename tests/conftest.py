@@ -7,7 +7,7 @@ from jaxtyping import install_import_hook
 
 # Annotated tensor shapes are checked while tests run; this import comes before any test's own. Rooms that turn a user's
 # wrong type into a sentence are left out, as the checker would speak first.
-SHAPED = ("gates", "subnetwork", "hard_concrete", "pruners.base", "hooked.batches", "hooked.info")
+SHAPED = ("gates", "subnetwork", "hard_concrete", "pruners.base", "hooked.batches")
 with install_import_hook([f"core_lens.{room}" for room in SHAPED], "beartype.beartype"):
     import core_lens  # noqa: F401
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from core_lens import (
     CoreLensError,
     HardConcretePruner,
     OneShotImportancePruner,
+    RandomPruner,
     Split,
     Task,
     find_core,
@@ -126,15 +128,27 @@ def test_hf_models_with_their_tokenizer(arch):
     assert all(torch.equal(v, before[k]) for k, v in hf.state_dict().items())
 
 
-def test_selected_and_reported_examples_are_disjoint():
+@pytest.mark.parametrize("prune_on", [None, "dev", ["hard", "easy"], {"train": 0.75, "hard": 0.25}])
+def test_selected_and_reported_examples_are_disjoint(prune_on):
+    """No text pair is on both sides; an evaluation split that masks are selected on shares no premise with any report."""
     task = random_task(80)
-    texts = lambda split: set(zip(split.data["text_a"], split.data["text_b"], strict=True))  # noqa: E731
-    for prune_on in (None, "dev", ["hard", "easy"], {"train": 0.75, "hard": 0.25}):
-        selection, reported = separate(task, prune_on, None, 100, None)
-        assert not any(texts(selection.split) & texts(split) for split in reported)
-        assert not any(set(selection.split.data["cluster"]) & set(split.data["cluster"])
-                       for split in reported if split.name in selection.sources)  # fmt: skip
-    selection, _ = separate(task, {"train": 0.75, "hard": 0.25}, None, 100, None)
+    # As on HANS and the lab, a companion has the same premises.
+    easy = replace(task.split("easy"), data=task.split("hard").data.assign(label="entailment"))
+    task = replace(task, splits=(*(s for s in task.splits if s.name != "easy"), easy))
+    selection, reported = separate(task, prune_on, None, 100, None)
+
+    def texts(split):
+        return set(zip(split.data["text_a"], split.data["text_b"], strict=True))
+
+    assert not any(texts(selection.split) & texts(split) for split in reported)
+    from_train = set(task.split("train").data["cluster"])
+    chosen = set(selection.split.data["cluster"]) - from_train
+    assert not any(chosen & set(split.data["cluster"]) for split in reported)
+    assert sum(map(len, reported)) > 80
+
+
+def test_mixtures_and_leaks():
+    selection, _ = separate(random_task(80), {"train": 0.75, "hard": 0.25}, None, 100, None)
     assert selection.sources == {"train": 75, "hard": 25}
     from_hard = selection.split.data["label"].to_numpy() == "non-entailment"
     assert from_hard.sum() == 25 and selection.gold[from_hard].tolist() == [[False, True, True]] * 25
@@ -146,6 +160,31 @@ def test_selected_and_reported_examples_are_disjoint():
     )
     selection, _ = separate(leaky, None, None, None, None)
     assert len(selection) == 50
+
+
+def test_means_are_the_same_for_every_pruner():
+    pruners = (QUICK, OneShotImportancePruner(examples=32, sample=16), RandomPruner())
+    means = [run(pruner=p, sparsities=0.5, seeds=1).subnetworks[0].replacement for p in pruners]
+    assert all(torch.equal(m.heads, means[0].heads) and m.n_tokens == means[0].n_tokens for m in means)
+
+
+def test_a_run_of_another_label_map_or_training_set_is_not_continued(tmp_path):
+    run(out=tmp_path / "run")
+    swapped = {0: "neutral", 1: "entailment", 2: "contradiction"}
+    with pytest.raises(SavedFileError, match="another labels"):
+        run(out=tmp_path / "run", label_map=swapped)
+    task = random_task()
+    other = replace(task, splits=(Split("train", "train", frame(200, 7)), *task.splits[1:]))
+    with pytest.raises(SavedFileError, match="another data"):
+        run(out=tmp_path / "run", task=other)
+    with pytest.raises(SavedFileError, match=r"another run \(it differs in labels"):
+        run(label_map=swapped).save(tmp_path / "run")
+
+
+def test_the_paper_preset_runs_unchanged_on_a_short_model():
+    """Padding to 128 stops at what the model has positions for."""
+    core = run(pruner=HardConcretePruner.paper(steps=2, batch_size=4), sparsities=0.5, seeds=1)
+    assert core.subnetworks[0].sparsity == 0.5
 
 
 def test_the_selection_is_the_same_for_the_same_data():
@@ -161,7 +200,7 @@ def test_the_plan_says_what_will_be_done():
         "BertForSequenceClassification, 2 layers x 2 heads",
         "6 (heads and MLPs), mean ablation",
         "3 seeds at each of 50%",
-        "48 examples forward and backward, drawn from 64 of train",
+        "64 examples forward and backward, drawn from 64 of train",
         "dev 20, hard 20, easy 20",
         "estimate",
     ):
@@ -185,6 +224,12 @@ def test_provenance_is_plain_json(tmp_path):
         ({"seeds": []}, "seeds="),
         ({"seeds": 0}, "seeds=0"),
         ({"seeds": [1, 1]}, "different whole numbers"),
+        ({"seeds": 2.5}, "seeds=2.5"),
+        ({"prune_on": 5}, "prune_on=5"),
+        ({"prune_on": {"train": "a"}}, "name at least one split"),
+        ({"pruner": HardConcretePruner}, "is no pruner object"),
+        ({"units": 5}, "units=5"),
+        ({"mean_examples": 0}, "mean_examples=0"),
         ({"pruner": "magic"}, "pruner='magic' is not known"),
         ({"preset": "slow"}, "preset='slow'"),
         ({"ablation": "noise"}, "ablation='noise'"),

@@ -125,8 +125,9 @@ def test_predictions_match_hf_one_row_at_a_time_in_the_tasks_label_order():
 
 
 def test_groups_are_reported_beside_the_whole():
-    rows = evaluate(hooked(), random_task(40), splits="hard")
-    accuracy = rows[rows.metric == "accuracy"].set_index("group")
+    rows = evaluate(hooked(), random_task(40), splits=["hard", "hard"])
+    assert set(rows["split"]) == {"hard", "easy"}  # the companion is always shown, and a split counts once
+    accuracy = rows[(rows.metric == "accuracy") & (rows.split == "hard")].set_index("group")
     assert set(accuracy.index) == {"all", "a", "b"} and accuracy.loc["a", "n"] == 20
     mean = (accuracy.loc["a", "value"] + accuracy.loc["b", "value"]) / 2
     assert accuracy.loc["all", "value"] == pytest.approx(mean)
@@ -156,7 +157,22 @@ def test_mixed_up_labels_are_noticed():
         warn_about_labels(table, task, {0: "E", 1: "N", 2: "C"}, [0, 1, 2])
 
 
+def test_nan_outputs_are_named():
+    model = hooked()
+    model.original_model.classifier.bias.data[0] = float("nan")
+    with pytest.raises(CoreLensError, match="output on row 0 of 'dev' is NaN"):
+        evaluate(model, random_task(10))
+
+
+def test_mcc_on_a_split_that_collapses_labels():
+    task = random_task(30)
+    rows = evaluate(hooked(), Task("t", task.labels, task.splits, metric="mcc"), splits="hard")
+    assert (rows[(rows.metric == "mcc") & (rows.split == "hard")]["value"] == 0).all()  # one gold label only
+
+
 def test_user_mistakes():
+    with pytest.raises(CoreLensError, match="batch_size=0"):
+        evaluate(hooked(), random_task(10), batch_size=0)
     with pytest.raises(CoreLensError, match="no split 'nope'"):
         evaluate(hooked(), random_task(10), splits=["nope"])
     with pytest.raises(CoreLensError, match="other weights"):

@@ -35,15 +35,17 @@ def test_round_trips(tmp_path):
     pd.testing.assert_frame_equal(read_table(tmp_path / "f.parquet"), frame)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "other"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "meta", "empty", "other"])
 def test_damaged_tensors_are_named(tmp_path, damage):
     path = tmp_path / "t.safetensors"
-    write_tensors(path, {"a": torch.arange(100.0)}, {})
+    write_tensors(path, {"a": torch.arange(100.0)}, {"x": "seed 3"})
     content = bytearray(path.read_bytes())
     if damage == "cut":
         content = content[:-40]
     elif damage == "flip":
         content[-7] ^= 0x10
+    elif damage == "meta":
+        content = content.replace(b"seed 3", b"seed 4")
     elif damage == "empty":
         content = b""
     else:

@@ -97,10 +97,44 @@ def test_mistakes(pretrained, tmp_path):
     no_train = Task("t", LABELS, (Split("dev", "id", frame(5)),))
     with pytest.raises(CoreLensError, match="no training examples"):
         tune(pretrained, tmp_path / "b", task=no_train)
-    with pytest.raises(CoreLensError, match="must be positive"):
-        tune(pretrained, tmp_path / "c", steps=-1)
+    for wrong in (
+        {"steps": 0},
+        {"batch_size": 0},
+        {"every": 0},
+        {"max_examples": 0},
+        {"learning_rate": 0},
+        {"warmup_steps": -5},
+    ):
+        ((name, value),) = wrong.items()
+        with pytest.raises(CoreLensError, match=f"{name}={value}"):
+            tune(pretrained, tmp_path / "c", **wrong)
+    with pytest.raises(CoreLensError, match="leaves nothing to evaluate"):
+        tune(pretrained, tmp_path / "c", splits="train")
+    with pytest.raises(CoreLensError, match="device='gpu'"):
+        tune(pretrained, tmp_path / "c", device="gpu")
     with pytest.raises(CoreLensError, match="no classification head"):
         tune(tiny_model("bert").bert, tmp_path / "d")
     tune(pretrained, tmp_path / "e")
     with pytest.raises(SavedFileError, match="another learning_rate"):
         tune(pretrained, tmp_path / "e", learning_rate=1e-3)
+    tiny_model("bert", seed=9).bert.save_pretrained(tmp_path / "other")
+    tiny_tokenizer("bert").save_pretrained(tmp_path / "other")
+    with pytest.raises(SavedFileError, match="another model"):
+        tune(tmp_path / "other", tmp_path / "e")
+    file = pretrained / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-50])
+    with pytest.raises(CoreLensError, match="cannot load"):
+        tune(pretrained, tmp_path / "f")
+
+
+def test_a_head_that_names_the_labels_keeps_its_order_and_the_users_model_is_left_alone(tmp_path):
+    model = tiny_model("bert")
+    model.config.id2label = {0: "contradiction", 1: "neutral", 2: "entailment"}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    made = tune(model, tmp_path / "out", tokenizer=tiny_tokenizer("bert"), learning_rate=1e-12, steps=2, every=2)
+    there = AutoModelForSequenceClassification.from_pretrained(made.final)
+    assert there.config.id2label[0] == "contradiction"
+    untouched = evaluate(model, random_task(), tokenizer=tiny_tokenizer("bert"), device="cpu")
+    assert made.curve["value"].tolist() == pytest.approx(untouched["value"].tolist(), abs=1e-6)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.requires_grad for p in model.parameters())

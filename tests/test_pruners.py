@@ -171,13 +171,14 @@ def test_the_target_ramps_and_the_history_says_what_happened():
     targets = dict(zip(result.history["step"], result.history["target_sparsity"], strict=True))
     assert targets[0] == 0 and targets[20] == pytest.approx(0.5 * 20 / 30) and targets[40] == 0.5
     assert abs(result.history["sparsity"].iloc[-1] - 0.5) < 0.25
-    assert result.passes == 2 * 60 * 8
+    assert result.passes == 2 * (60 * 8 + 128)  # and the warm start, on all 128 examples there are
 
 
 def test_bf16_autocast_gives_nearly_the_same_scores():
     p = problem(planted())
-    mask = QUICK.prune(dataclasses.replace(p, autocast=True), 0.7, 0).mask
-    assert {str(c) for c in p.units.components(mask)} == set(ALIVE)
+    low, full = (QUICK.prune(dataclasses.replace(p, autocast=autocast), 0.7, 0).scores for autocast in (True, False))
+    assert not torch.equal(low, full)
+    assert float(torch.corrcoef(torch.stack([low, full]))[0, 1]) > 0.95
 
 
 def test_names_and_presets():
@@ -185,10 +186,32 @@ def test_names_and_presets():
     assert named_pruner("random").name == "random" and named_pruner(QUICK) is QUICK
     for pruner, preset, words in (
         ("l0", "fast", "is not known"),
-        (3, "fast", "no prune method"),
+        (3, "fast", "is no pruner object"),
         ("random", "slow", "'fast' or 'paper'"),
     ):
         with pytest.raises(PruningError, match=words):
             named_pruner(pruner, preset)
-    with pytest.raises(PruningError, match="at least 2 steps"):
-        HardConcretePruner(steps=1).schedule(0.5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"steps": 1}, {"ramp": 0}, {"batch_size": 0}, {"learning_rate": -0.1}, {"draws": "exmple"}, {"constraint": "lagrange"},
+     {"examples": 0}, {"warm_start": -1}, {"lambda_learning_rate": float("nan")}],
+)  # fmt: skip
+def test_wrong_settings_are_refused_by_name(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(PruningError, match=f"{name}={value!r}"):
+        HardConcretePruner(**wrong)
+
+
+def test_scores_that_are_not_finite_are_refused():
+    with pytest.raises(PruningError, match="1 of 4 scores"):
+        keep_highest(torch.tensor([1.0, torch.nan, 0.0, 2.0]), 0.5)
+
+
+def test_importance_differs_by_seed_only_through_its_sample():
+    p = problem(hooked(n_heads=4))
+    drawn = [OneShotImportancePruner(sample=32).prune(p, 0.5, seed).scores for seed in (0, 1)]
+    whole = [OneShotImportancePruner(sample=1000).prune(p, 0.5, seed).scores for seed in (0, 1)]
+    assert not torch.allclose(*drawn, rtol=1e-3)
+    torch.testing.assert_close(*whole, rtol=1e-4, atol=1e-6)

@@ -103,8 +103,9 @@ class MeanFitter:
             keep = keep & (keep.cumsum(dim=1) > 1)
 
         def add(kind: Kind, layer: int, activation: Tensor) -> None:
-            # Summed on the device in float32 per batch; MPS has no float64.
-            self._sums[kind][layer] += activation[keep].float().cpu().double().sum(dim=0)
+            # Summed where the activation is; MPS has no float64.
+            dtype = torch.float32 if activation.device.type == "mps" else torch.float64
+            self._sums[kind][layer] += activation[keep].sum(dim=0, dtype=dtype).cpu()
 
         watch(self.model, inputs, add)
         self._n += int(keep.sum())
@@ -126,11 +127,14 @@ def fit_means(
     model: TransformerBridge,
     batches: Iterable[tuple[Any, Mapping[str, Tensor]]],
     positions: Positions = "all",
+    total: int | None = None,
 ) -> MeanActivations:
-    """Means over `(rows, inputs)` batches, with a progress bar."""
+    """Means over `(rows, inputs)` batches, with a progress bar that knows of `total` examples."""
     fitter = MeanFitter(model, positions)
-    for _, inputs in tqdm(batches, desc="means", unit="batch", leave=False):
-        fitter.update(inputs)
+    with tqdm(total=total, desc="means", unit="ex", leave=False) as bar:
+        for rows, inputs in batches:
+            fitter.update(inputs)
+            bar.update(len(rows))
     return fitter.finish()
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,18 +13,16 @@ from tqdm.auto import tqdm
 
 from .ablation import Replacement, ResampleActivations, ZeroActivations, fit_means
 from .core import Core, notes_on
+from .errors import SavedFileError
 from .evaluate import predict, score, warn_about_labels
-from .files import check_folder, claim_folder, read_table, write_table
+from .files import check_folder, claim_folder, differences, read_table, versions_and_time, write_table
 from .hooked import logits, model_info
-from .hooked.batches import batches, encode
+from .hooked.batches import Encoded, batches, encode
 from .plan import Plan, plan
-from .pruners import HardConcretePruner, Pruner, PruningProblem
+from .pruners import Pruner, PruningProblem
 from .selection import PruneOn
 from .subnetwork import Subnetwork
-from .tasks import Split, Task
-
-MEAN_EXAMPLES = 100_000
-"""Training examples that means are taken over (Heuristic Core, Appendix B); fewer where the selection is smaller."""
+from .tasks import Task
 
 
 def find_core(
@@ -61,7 +56,7 @@ def find_core(
         data_dir: where the task's files are; None loads them from the hub.
         device: where to run; CUDA where there is one, else the CPU.
         **options: the rarer settings of `plan`: tokenizer, label_map, units, ablation, positions, splits,
-            max_examples, batch_size, dtype, autocast.
+            max_examples, mean_examples, batch_size, dtype, autocast.
 
     Returns:
         The `Core`.
@@ -86,7 +81,7 @@ def find_core(
         claim_folder(folder, "plan.json", job.config)
     tqdm.write(str(job), file=sys.stderr)
 
-    full = predict(job.model, job.task, job.reported, job.order, batch_size=job.batch_size)
+    full = predict(job.model, job.task, job.reported, job.order, None, job.batch_size, job.encoded)
     warn_about_labels(full, job.task, model_info(job.model).id2label, job.order)
     problem = _problem(job)
     subnetworks: list[Subnetwork] = []
@@ -107,14 +102,11 @@ def _problem(job: Plan) -> PruningProblem:
     """Means and the full model's logits, computed once and shared by all runs."""
     info = model_info(job.model)
     n = len(job.selection)
+    encoded = job.encoded[job.selection.split.name]
     teacher = torch.empty(n, info.num_labels)
     with torch.inference_mode():
-        for rows, inputs in tqdm(
-            batches(job.encoded, job.batch_size, device=info.device),
-            desc="full model",
-            unit="batch",
-            leave=False,
-        ):
+        cut = batches(encoded, job.batch_size, device=info.device)
+        for rows, inputs in tqdm(cut, "full model", -(-n // job.batch_size), unit="batch", leave=False):
             teacher[rows] = logits(job.model, inputs).float().cpu()
     gold = job.selection.gold
     if not job.task.is_regression:
@@ -124,8 +116,8 @@ def _problem(job: Plan) -> PruningProblem:
     return PruningProblem(
         job.model,
         job.units,
-        _replacement(job),
-        job.encoded,
+        _replacement(job, encoded),
+        encoded,
         teacher.to(info.device),
         gold.to(info.device),
         job.task.is_regression,
@@ -133,21 +125,16 @@ def _problem(job: Plan) -> PruningProblem:
     )
 
 
-def _replacement(job: Plan) -> Replacement:
+def _replacement(job: Plan, selection: Encoded) -> Replacement:
     info = model_info(job.model)
     if job.ablation == "zero":
         return ZeroActivations(info.weight_hash)
     if job.ablation == "resample":
-        rows = torch.arange(min(32, len(job.selection)))
-        ((_, donors),) = batches(job.encoded, len(rows), rows=rows, device=info.device)
+        rows = torch.arange(min(32, len(selection)))
+        ((_, donors),) = batches(selection, len(rows), rows=rows, device=info.device)
         return ResampleActivations(donors, info.weight_hash)
-    train = job.task.with_role("train")
-    split, encoded = job.selection.split, job.encoded
-    if train and isinstance(job.pruner, HardConcretePruner) and job.pruner.examples is None:
-        # The paper averages over the first 100,000 training examples, whatever the masks are selected on.
-        split = Split("means", "train", train[0].data.head(MEAN_EXAMPLES))
-        encoded = encode(split, job.model.tokenizer, job.task.max_length)
-    return fit_means(job.model, batches(encoded, job.batch_size, device=info.device), job.positions)
+    encoded = encode(job.means, job.model.tokenizer, job.task.max_length)
+    return fit_means(job.model, batches(encoded, job.batch_size, device=info.device), job.positions, len(encoded))
 
 
 def _run(
@@ -157,7 +144,13 @@ def _run(
     name = f"{sparsity:g}-seed{seed}"
     files = folder and (folder / "subnetworks" / f"{name}.safetensors", folder / "predictions" / f"{name}.parquet")
     if files and files[0].is_file() and files[1].is_file():
-        return Subnetwork.load(files[0]), read_table(files[1])
+        there = Subnetwork.load(files[0])
+        there.check(job.model)
+        expected = {**job.config, "pruner": job.pruner.name}
+        different = [k for k in differences(there.provenance, expected) if k in expected]
+        if different:
+            raise SavedFileError(f"{files[0]} is of another run (it differs in {', '.join(different)}): delete it.")
+        return there, read_table(files[1])
     result = job.pruner.prune(problem, sparsity, seed)
     origin = _origin(job) | {
         "pruner": job.pruner.name,
@@ -168,7 +161,7 @@ def _run(
         "history": result.history.to_dict("list"),
     }
     subnetwork = Subnetwork(job.units, result.mask, problem.replacement, result.scores, origin)
-    predicted = predict(job.model, job.task, job.reported, job.order, subnetwork, job.batch_size)
+    predicted = predict(job.model, job.task, job.reported, job.order, subnetwork, job.batch_size, job.encoded)
     if files:
         subnetwork.save(files[0])
         write_table(files[1], predicted)
@@ -187,9 +180,4 @@ def _tabulate(task: Task, subnetworks: Sequence[Subnetwork], predictions: Mappin
 
 
 def _origin(job: Plan) -> dict[str, Any]:
-    packages = ("core-lens", "torch", "transformers", "transformer-lens")
-    return {
-        **job.config,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    return {**job.config, **versions_and_time()}

@@ -154,6 +154,8 @@ def _find_core(args: argparse.Namespace) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
+    if args.out is not None and args.out.suffix not in (".csv", ".parquet"):
+        raise CoreLensError(f"--out {args.out}: the name must end in .csv or .parquet.")
     table = evaluate(
         args.model,
         load_task(args.task, args.data_dir),
@@ -170,8 +172,6 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _write(table: pd.DataFrame, path: Path) -> None:
-    if path.suffix not in (".csv", ".parquet"):
-        raise CoreLensError(f"--out {path}: the name must end in .csv or .parquet.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         table.to_csv(path, index=False) if path.suffix == ".csv" else table.to_parquet(path, index=False)
@@ -196,7 +196,7 @@ def _finetune(args: argparse.Namespace) -> None:
         max_examples=args.max_examples,
         device=args.device,
     )
-    whole = made.curve[(made.curve["group"] == "all") & (made.curve["metric"] != "balanced_accuracy")]
+    whole = made.curve[made.curve["group"] == "all"]
     print(whole.pivot(index="step", columns=["split", "metric"], values="value").to_string(float_format=_three))
     print(f"\nthe last checkpoint is {made.final}")
 

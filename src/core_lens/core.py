@@ -15,7 +15,7 @@ import pandas as pd
 from .components import Component
 from .errors import CoreLensWarning, SavedFileError
 from .evaluate import BALANCED, COLUMNS
-from .files import check_folder, file_hash, read_json, read_table, write_json, write_table
+from .files import check_folder, differences, file_hash, read_json, read_table, write_json, write_table
 from .intervals import over_seeds
 from .subnetwork import Subnetwork
 
@@ -23,6 +23,16 @@ FORMAT = 1
 """Version of the run folder's layout."""
 
 _MAIN_METRICS = ("accuracy", "mcc", "pearson", BALANCED, "kl", "squared_error_to_full", "agreement")
+
+
+_RANGE: dict[str, tuple[float, float]] = {
+    "accuracy": (0, 1),
+    BALANCED: (0, 1),
+    "agreement": (0, 1),
+    "kl": (0, np.inf),
+    "squared_error_to_full": (0, np.inf),
+}
+"""What a metric can be; a t-interval over few seeds would reach beyond."""
 
 
 class CoreHeads(tuple[Component, ...]):
@@ -39,6 +49,8 @@ class CoreHeads(tuple[Component, ...]):
     def __repr__(self) -> str:
         core = " ".join(map(str, self)) or "none"
         text = f"{len(self)} heads in all {self.n} subnetworks: {core}"
+        if not self and self.others.empty:
+            return "heads were no units here, so none was removed"
         some = self.others[self.others > 0]
         if len(some):
             text += "\nothers: " + ", ".join(f"{c} {share:.0%}" for c, share in some.items())
@@ -131,7 +143,7 @@ class Core:
             values = {key: part["value"].to_numpy() for key, part in ours.groupby(["split", "metric"])}
             for name, reduce in (("min", np.min), ("max", np.max), ("mean", np.mean), ("std", np.std)):
                 columns[sparsity, name] = [float(reduce(values[key])) for key in index]
-            bounds = [over_seeds(values[key]) for key in index]
+            bounds = [np.clip(over_seeds(values[key]), *_RANGE.get(key[1], (-1, 1))) for key in index]
             columns[sparsity, "low"], columns[sparsity, "high"] = map(list, zip(*bounds, strict=True))
         table = pd.DataFrame(columns, index=pd.MultiIndex.from_tuples(index, names=["split", "metric"]))
         return table
@@ -163,6 +175,16 @@ class Core:
         strange = sorted(p.name for p in root.iterdir() if p.name not in known and not p.name.startswith("."))
         if strange:
             raise SavedFileError(f"the folder {root} holds other things ({', '.join(strange[:3])}); choose a new one.")
+        for name in ("run.json", "plan.json"):
+            there = read_json(root / name) if (root / name).is_file() else {}
+            origin = there.get("provenance", {}) if name == "run.json" else there
+            different = [
+                k for k in differences(origin, self.provenance) if k in origin and k not in ("time", "versions")
+            ]
+            if different:
+                raise SavedFileError(
+                    f"the folder {root} holds another run (it differs in {', '.join(different)}); choose a new one."
+                )
         files: list[Path] = []
         for subnetwork in self.subnetworks:
             files.append(root / "subnetworks" / f"{subnetwork.name}.safetensors")
@@ -198,6 +220,11 @@ class Core:
             )
             raise SavedFileError(f"{root} is no finished run (run.json is missing); {hint}.")
         content = read_json(root / "run.json")
+        wanted_keys = {"provenance", "notes", "files"}
+        if isinstance(content, dict) and content.get("format") == FORMAT and not wanted_keys <= set(content):
+            raise SavedFileError(
+                f"{root / 'run.json'} is damaged: it lacks {', '.join(sorted(wanted_keys - set(content)))}."
+            )
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             found = content.get("format") if isinstance(content, dict) else content
             raise SavedFileError(f"{root / 'run.json'} has format {found!r}, this version reads {FORMAT}.")

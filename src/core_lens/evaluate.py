@@ -18,12 +18,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformer_lens.model_bridge import TransformerBridge
 
-from .errors import CoreLensWarning, TaskError
+from .errors import CoreLensError, CoreLensWarning, ModelError, TaskError
 from .hooked import load_model, logits, model_info
-from .hooked.batches import batches, encode
+from .hooked.batches import Encoded, batches, encode
 from .intervals import bootstrap, wilson
 from .subnetwork import Subnetwork
-from .tasks import Split, Task, better_assignment, class_order
+from .tasks import Split, Task, better_assignment, class_order, load_task
 
 COLUMNS = ["split", "group", "metric", "value", "low", "high", "n"]
 """Schema of an evaluation: `metric` on the examples of `split` (of one `group`, or `all`), with a 95 % interval."""
@@ -34,7 +34,7 @@ _DRAWS = 500
 
 def evaluate(
     model: Any,
-    task: Task,
+    task: str | Task,
     subnetwork: Subnetwork | None = None,
     splits: Iterable[str] | str | None = None,
     *,
@@ -48,7 +48,7 @@ def evaluate(
 
     Args:
         model: anything `load_model` takes.
-        task: see `load_task`.
+        task: a `Task`, or a name (see `load_task`).
         subnetwork: applied while predicting; its KL to and agreement with the full model are reported too.
         splits: names; by default all in-domain and out-of-domain splits and their companions.
         tokenizer: where the model's own is not beside it.
@@ -62,6 +62,8 @@ def evaluate(
         `kl` (nats), `agreement` (share of equal predictions), and `balanced_accuracy` of a split and its companion.
         Intervals: Wilson for proportions, otherwise a bootstrap over examples clustered by premise.
     """
+    task = task if isinstance(task, Task) else load_task(task)
+    check_numbers(max_examples=max_examples, batch_size=batch_size)
     bridge = load_model(model, tokenizer=tokenizer, device=device)
     chosen = [split.sample(max_examples) for split in task.select(splits)]
     order = class_order(model_info(bridge).id2label, task, label_map)
@@ -73,6 +75,13 @@ def evaluate(
     return score(ours, task, teacher=full)
 
 
+def check_numbers(**numbers: int | None) -> None:
+    """Raise a CoreLensError that names the first that is neither None nor a whole number of at least 1."""
+    for name, number in numbers.items():
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise CoreLensError(f"{name}={number!r} must be a whole number of at least 1.")
+
+
 def predict(
     model: TransformerBridge,
     task: Task,
@@ -80,6 +89,7 @@ def predict(
     order: Sequence[int],
     subnetwork: Subnetwork | None = None,
     batch_size: int = 64,
+    encoded: Mapping[str, Encoded] | None = None,
 ) -> pd.DataFrame:
     """Logits of every example.
 
@@ -90,6 +100,7 @@ def predict(
         order: class index of the model for each label of the task (`class_order`).
         subnetwork: applied meanwhile.
         batch_size: examples per forward pass.
+        encoded: split name -> its tokenised rows, where that was done before.
 
     Returns:
         DataFrame (split, row, group, cluster, label, logit_<label> ...; `output` in place of the logits for
@@ -104,7 +115,7 @@ def predict(
                 injection.rows = rows
             return logits(model, inputs)
 
-        return predict_with(forward, model.tokenizer, device, task, splits, order, title, batch_size)
+        return predict_with(forward, model.tokenizer, device, task, splits, order, title, batch_size, encoded)
 
 
 def predict_with(
@@ -116,6 +127,7 @@ def predict_with(
     order: Sequence[int],
     title: str,
     batch_size: int = 64,
+    encoded: Mapping[str, Encoded] | None = None,
 ) -> pd.DataFrame:
     """`predict` for any function from (inputs, row numbers) to logits [batch, class]."""
     names = logit_columns(task)
@@ -124,12 +136,17 @@ def predict_with(
         for split in splits:
             if len(split) == 0:
                 raise TaskError(f"split {split.name!r} of task {task.name!r} is empty; leave it out of splits=.")
-            encoded = encode(split, tokenizer, task.max_length)
+            rows_of = (encoded or {}).get(split.name) or encode(split, tokenizer, task.max_length)
             outputs = np.empty((len(split), len(order)), dtype=np.float32)
-            for rows, inputs in batches(encoded, batch_size, device=device):
+            for rows, inputs in batches(rows_of, batch_size, device=device):
                 with torch.inference_mode():
                     outputs[rows.numpy()] = forward(inputs, rows).float().cpu().numpy()[:, list(order)]
                 bar.update(len(rows))
+            if not np.isfinite(outputs).all():
+                row = int(np.flatnonzero(~np.isfinite(outputs).all(axis=1))[0])
+                raise ModelError(
+                    f"the model's output on row {row} of {split.name!r} is NaN or infinite: check its weights."
+                )
             frame = split.data[["group", "cluster", "label"]].reset_index(drop=True)
             # Clusters can be whole premises: a hash keeps the file small and free of the data's text.
             frame["cluster"] = pd.util.hash_array(frame["cluster"].astype(str).to_numpy(dtype=object)).astype(str)
@@ -191,7 +208,7 @@ def _figures(
         predicted = split.predictions(output, task.labels)
         right = predicted == part["label"].to_numpy()
         if task.metric == "mcc":
-            index = {label: i for i, label in enumerate(task.labels)}
+            index = {label: i for i, label in enumerate(split.label_names(task.labels))}
             k = len(index)
             cells = part["label"].map(index).to_numpy() * k + pd.Series(predicted).map(index).to_numpy()
             figures.append(("mcc", _mcc(cells, k), *bootstrap(lambda w: _mcc(cells, k, w), clusters, _DRAWS), n))

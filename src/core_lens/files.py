@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +79,8 @@ def claim_folder(folder: Path, name: str, config: Mapping[str, Any]) -> None:
             raise SavedFileError(f"the folder {folder} holds other things ({', '.join(others[:3])}); choose a new one.")
         write_json(path, dict(config))
         return
-    there, here = read_json(path), json.loads(json.dumps(dict(config)))
-    different = sorted(key for key in {*there, *here} if there.get(key) != here.get(key))
+    there = read_json(path)
+    different = differences(there, config) if isinstance(there, dict) else [name]
     if different:
         raise SavedFileError(
             f"the folder {folder} holds a run with another {', '.join(different)}; choose a new folder for out=, or "
@@ -85,10 +88,16 @@ def claim_folder(folder: Path, name: str, config: Mapping[str, Any]) -> None:
         )
 
 
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Names under which two sets of plain values differ, one of them read from JSON."""
+    plain = json.loads(json.dumps(dict(here)))
+    return sorted(key for key in {*there, *plain} if there.get(key) != plain.get(key))
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """One safetensors file with `meta` as JSON in its header and a checksum over the tensors."""
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    header = {"core_lens": json.dumps({**meta, "checksum": _checksum(stored)}, sort_keys=True)}
+    header = {"core_lens": json.dumps({"meta": meta, "checksum": _checksum(stored, meta)}, sort_keys=True)}
     write_atomically(path, lambda temporary: save_file(stored, temporary, header))
 
 
@@ -102,12 +111,12 @@ def read_tensors(path: Path, names: Iterable[str], keys: Iterable[str]) -> tuple
         raise SavedFileError(f"{path} does not exist; check the path.")
     try:
         with safe_open(path, framework="pt") as file:
-            meta = json.loads((file.metadata() or {})["core_lens"])
+            header = json.loads((file.metadata() or {})["core_lens"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        checksum = meta.pop("checksum")
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        meta, checksum = header["meta"], header["checksum"]
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise SavedFileError(f"{path} is damaged or was not written by core_lens ({error}); make it again.") from error
-    if checksum != _checksum(tensors):
+    if checksum != _checksum(tensors, meta):
         raise SavedFileError(f"{path} is damaged: its content does not match its checksum; make it again.")
     missing = [n for n in names if n not in tensors] + [k for k in keys if k not in meta]
     if missing:
@@ -115,8 +124,8 @@ def read_tensors(path: Path, names: Iterable[str], keys: Iterable[str]) -> tuple
     return tensors, meta
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
@@ -153,6 +162,15 @@ def read_table(path: Path) -> pd.DataFrame:
         return pd.read_parquet(path)
     except (ValueError, OSError) as error:  # pyarrow's errors are ValueErrors or OSErrors
         raise SavedFileError(f"{path} is damaged ({error}); make it again.") from error
+
+
+def versions_and_time() -> dict[str, Any]:
+    """What a file's provenance says of the software and the moment."""
+    packages = ("core-lens", "torch", "transformers", "transformer-lens")
+    return {
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def file_hash(path: Path) -> str:

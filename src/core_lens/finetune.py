@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ from transformers import (
 )
 
 from .errors import ModelError, TaskError
-from .evaluate import predict_with, score
-from .files import check_folder, claim_folder, read_table, write_table
+from .evaluate import check_numbers, predict_with, score
+from .files import check_folder, claim_folder, read_table, versions_and_time, write_json, write_table
 from .hooked import bf16_attention, shipped
 from .hooked.batches import Encoded, encode
-from .tasks import Task, load_task
+from .hooked.info import hash_weights
+from .tasks import Split, Task, class_order, load_task
 
 PAPER_SCHEDULE = {"mnli": (61_360, 32), "qqp": (40_000, 128)}
 """(steps, batch size) of the Heuristic Core, Appendix A."""
@@ -104,6 +106,12 @@ def finetune(
         CoreLensError: the model, the task or the folder cannot be used; the message says what to change.
     """
     on_cpu = _on_cpu(device)
+    check_numbers(steps=steps, batch_size=batch_size, every=every, max_examples=max_examples)
+    if not learning_rate > 0 or warmup_steps < 0 or weight_decay < 0:
+        raise TaskError(
+            f"learning_rate={learning_rate}, warmup_steps={warmup_steps}, weight_decay={weight_decay}: the rate must be "
+            "above 0, the others at least 0."
+        )
     folder = check_folder(out)
     chosen = task if isinstance(task, Task) else load_task(task, data_dir)
     train = chosen.with_role("train")
@@ -112,21 +120,25 @@ def finetune(
     paper_steps, paper_batch = PAPER_SCHEDULE.get(chosen.name, (None, 32))
     batch = paper_batch if batch_size is None else batch_size
     total = steps or paper_steps or -(-3 * len(train[0]) // batch)
-    if total < 1 or every < 1 or batch < 1 or not learning_rate > 0:
-        raise TaskError(
-            f"steps={total}, every={every}, batch_size={batch}, learning_rate={learning_rate}: all must be positive."
-        )
+    evaluated = [split.sample(max_examples) for split in chosen.select(splits) if split.role != "train"]
+    if not evaluated:
+        raise TaskError(f"splits={splits!r} leaves nothing to evaluate: name an in-domain or out-of-domain split.")
     torch.manual_seed(seed)  # the new head
-    network, reader = _classifier(model, tokenizer, chosen)
+    network, reader, order = _classifier(model, tokenizer, chosen)
+    source = type(model).__name__ if isinstance(model, PreTrainedModel) else str(model)
     claim_folder(folder, "finetune.json", {
-        "task": chosen.name, "data": train[0].fingerprint(), "steps": total, "batch_size": batch, "every": every,
-        "learning_rate": learning_rate, "warmup_steps": warmup_steps, "weight_decay": weight_decay, "seed": seed,
-        "bf16": bf16, "freeze_word_embeddings": freeze_word_embeddings, "architecture": type(network).__name__,
+        "model": {"source": source, "architecture": type(network).__name__, "weight_hash": hash_weights(network, source)},
+        "task": chosen.name, "labels": dict(zip(chosen.labels, order, strict=False)),
+        "data": {split.name: split.fingerprint() for split in (train[0], *evaluated)},
+        "steps": total, "batch_size": batch, "every": every, "learning_rate": learning_rate, "warmup_steps": warmup_steps,
+        "weight_decay": weight_decay, "seed": seed, "bf16": bf16, "freeze_word_embeddings": freeze_word_embeddings,
     })  # fmt: skip
+    if not (folder / "about.json").is_file():
+        write_json(folder / "about.json", versions_and_time())
     if freeze_word_embeddings:
         network.get_input_embeddings().requires_grad_(False)
 
-    keeper = _Keeper(folder, chosen, reader, splits, max_examples, every, total)
+    keeper = _Keeper(folder, chosen, reader, evaluated, order, every, total)
     done = {step: path for step, path in keeper.checkpoints().items() if step >= total}
     if not done:
         arguments = TrainingArguments(
@@ -155,7 +167,7 @@ def finetune(
         trainer = Trainer(
             model=network,
             args=arguments,
-            train_dataset=_Rows(encoded, _targets(chosen)),
+            train_dataset=_Rows(encoded, _targets(chosen, order)),
             data_collator=DataCollatorWithPadding(reader),
             callbacks=[keeper],
         )
@@ -192,13 +204,13 @@ class _Keeper(TrainerCallback):
         folder: Path,
         task: Task,
         tokenizer: Any,
-        splits: Any,
-        max_examples: int | None,
+        splits: Sequence[Split],
+        order: Sequence[int],
         every: int,
         total: int,
     ) -> None:
-        self.folder, self.task, self.tokenizer, self.every, self.total = folder, task, tokenizer, every, total
-        self.splits = [split.sample(max_examples) for split in task.select(splits) if split.role != "train"]
+        self.folder, self.task, self.tokenizer, self.splits = folder, task, tokenizer, splits
+        self.order, self.every, self.total = order, every, total
 
     def checkpoints(self) -> dict[int, Path]:
         """Finished checkpoints: those whose evaluation is in the curve."""
@@ -221,8 +233,8 @@ class _Keeper(TrainerCallback):
         def forward(inputs: Any, rows: Tensor) -> Tensor:
             return model(**inputs).logits
 
-        order = range(max(1, len(self.task.labels)))
-        table = predict_with(forward, self.tokenizer, model.device, self.task, self.splits, order, f"step {step}")
+        title = f"step {step}"
+        table = predict_with(forward, self.tokenizer, model.device, self.task, self.splits, self.order, title)
         model.train(training)
         rows = score(table, self.task)
         rows.insert(0, "step", step)
@@ -234,56 +246,66 @@ class _Keeper(TrainerCallback):
             self.keep(kwargs["model"], state.global_step)
 
 
-def _classifier(model: Any, tokenizer: Any, task: Task) -> tuple[PreTrainedModel, Any]:
-    """The model with a head for the task's labels, named in its config, and its tokenizer."""
+def _classifier(model: Any, tokenizer: Any, task: Task) -> tuple[PreTrainedModel, Any, Sequence[int]]:
+    """The model with a head for the task's labels, its tokenizer, and its class for each label of the task.
+
+    A head that already names the task's labels keeps its own order; any other is named, and sized, after the task.
+    """
     names = dict(enumerate(task.labels)) if task.labels else {0: "value"}
-    settings = {
-        "num_labels": len(names),
-        "id2label": names,
-        "label2id": {name: i for i, name in names.items()},
-    }
     if isinstance(model, PreTrainedModel):
         if not type(model).__name__.endswith("ForSequenceClassification"):
             raise ModelError(
                 f"{type(model).__name__} has no classification head: save it to a folder and pass the folder, so that a "
                 "head is added."
             )
-        network, source = model, getattr(model.config, "_name_or_path", None)
-        if network.config.num_labels != len(names):
-            raise ModelError(
-                f"the model has {network.config.num_labels} outputs, task {task.name!r} needs {len(names)}."
-            )
-        network.config.id2label, network.config.label2id = settings["id2label"], settings["label2id"]
+        if model.config.num_labels != len(names):
+            raise ModelError(f"the model has {model.config.num_labels} outputs, task {task.name!r} needs {len(names)}.")
+        network, source = copy.deepcopy(model), getattr(model.config, "_name_or_path", None)
+        order = _named_order(network.config, task)
     else:
         source = str(shipped(model))
         try:
-            config = AutoConfig.from_pretrained(source, **settings)
+            config = AutoConfig.from_pretrained(source)
+            order = _named_order(config, task)
+            if order is None:
+                config.num_labels = len(names)
             network = AutoModelForSequenceClassification.from_pretrained(
                 source, config=config, dtype=torch.float32, use_safetensors=True, ignore_mismatched_sizes=True
             )
-        except (OSError, ValueError) as error:
-            first = str(error).strip().splitlines()[0]
+        except Exception as error:  # HF, safetensors and the hub raise a dozen unrelated types
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ModelError(
                 f"cannot load {source!r} to fine-tune it ({first}); pass a local folder with safetensors."
             ) from error
+    if order is None:
+        network.config.id2label, network.config.label2id = names, {name: i for i, name in names.items()}
+        order = range(len(names))
     network.config.problem_type = "single_label_classification" if task.labels else "regression"
     reader = tokenizer
     if reader is None or isinstance(reader, str | Path):
         try:
             reader = AutoTokenizer.from_pretrained(str(reader or source))
-        except (OSError, ValueError, TypeError) as error:
+        except Exception as error:
             raise ModelError(f"no tokenizer beside {source!r}: pass tokenizer=.") from error
     if reader.pad_token is None:
         reader.pad_token = reader.eos_token
     network.config.pad_token_id = reader.pad_token_id
-    return network, reader
+    return network, reader, order
 
 
-def _targets(task: Task) -> np.ndarray:
+def _named_order(config: Any, task: Task) -> Sequence[int] | None:
+    """The class of each label, where the config names all of them."""
+    try:
+        return class_order(config.id2label, task)
+    except TaskError:
+        return None
+
+
+def _targets(task: Task, order: Sequence[int]) -> np.ndarray:
     labels = task.with_role("train")[0].data["label"]
     if task.is_regression:
         return labels.to_numpy(dtype=np.float32)
-    return labels.map({label: i for i, label in enumerate(task.labels)}).to_numpy(dtype=np.int64)
+    return labels.map(dict(zip(task.labels, order, strict=True))).to_numpy(dtype=np.int64)
 
 
 def _on_cpu(device: str | None) -> bool:

@@ -14,8 +14,6 @@ from torch import Tensor
 TEMPERATURE = 2 / 3
 STRETCH = (-0.1, 1.1)
 EPSILON = 1e-6
-SOFT_SCALE = 0.8
-"""Factor on log_alpha in the deterministic gate of the published code."""
 
 
 def sample(log_alpha: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -34,11 +32,6 @@ def sample(log_alpha: Tensor, generator: torch.Generator | None = None) -> Tenso
 def probability_active(log_alpha: Tensor) -> Tensor:
     """P(gate > 0) in closed form; its sum is the expected L0 norm."""
     return torch.sigmoid(log_alpha - TEMPERATURE * math.log(-STRETCH[0] / STRETCH[1]))
-
-
-def expected_value(log_alpha: Tensor) -> Tensor:
-    """The deterministic gate sigmoid(0.8 * log_alpha / T) without stretch, in (0, 1), as the published code ranks by."""
-    return torch.sigmoid(SOFT_SCALE * log_alpha / TEMPERATURE)
 
 
 def _stretch(s: Tensor) -> Tensor:

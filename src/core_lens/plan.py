@@ -14,17 +14,20 @@ from transformer_lens.model_bridge import TransformerBridge
 from .ablation import Mode, Positions, ZeroActivations
 from .components import ComponentSet
 from .errors import CoreLensError, PruningError
+from .evaluate import check_numbers
 from .gates import inject
-from .hooked import component_set, load_model, logits, model_info
+from .hooked import bf16_autocast, component_set, load_model, logits, model_info
 from .hooked.batches import Encoded, batches, encode
 from .pruners import Pruner, check_sparsity, named_pruner
 from .selection import PruneOn, Selection, separate
-from .tasks import Split, Task, class_order, load_task
+from .tasks import Split, Task, class_order, load_task, without_overlap
 
 PAPER_SEEDS = 42
 """The paper's seeds are 42 to 53."""
 GPT2_SPARSITIES = (0.4, 0.6)
 """The paper's for GPT-2, whatever the task."""
+MEAN_EXAMPLES = {"fast": 4096, "paper": 100_000}
+"""Training examples that means are taken over, by preset."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +40,10 @@ class Plan:
         pruner: the method.
         units: the units it chooses among.
         selection: the examples it chooses on.
+        means: the examples that means are taken over.
         reported: the splits that are reported.
+        order: class of the model for each label of the task.
+        encoded: split name -> its tokenised rows, for the selection and the reported splits.
         sparsities: to reach, each with every seed.
         seeds: of the runs.
         config: all that identifies the runs; a folder holds runs of one config.
@@ -49,9 +55,10 @@ class Plan:
     pruner: Pruner
     units: ComponentSet
     selection: Selection
+    means: Split
     reported: Sequence[Split]
     order: Sequence[int]
-    encoded: Encoded
+    encoded: Mapping[str, Encoded]
     sparsities: Sequence[float]
     seeds: Sequence[int]
     config: Mapping[str, Any]
@@ -103,6 +110,7 @@ def plan(
     positions: Positions = "all",
     splits: Iterable[str] | str | None = None,
     max_examples: int | None = 1000,
+    mean_examples: int | None = None,
     batch_size: int = 64,
     dtype: Any = None,
     autocast: bool = False,
@@ -118,6 +126,8 @@ def plan(
         positions: tokens that means are taken over: `all`, or `not_first` (decoders put outliers on the first).
         splits: what to report; by default all in-domain and out-of-domain splits and their companions.
         max_examples: reported per split, a fixed random draw; None for all.
+        mean_examples: training examples that means are taken over, the first ones; None for the paper's 100,000 with
+            the `paper` preset, and 4,096 otherwise.
         batch_size: of evaluation.
         dtype: of the weights (float32; `"bfloat16"` on request).
         autocast: prune with bfloat16 forward passes.
@@ -129,30 +139,31 @@ def plan(
     seed_list = _seeds(seeds)
     if ablation not in ("mean", "zero", "resample"):
         raise CoreLensError(f"ablation={ablation!r}: choose 'mean', 'zero' or 'resample'.")
-    for name, number in (("max_examples", max_examples), ("batch_size", batch_size)):
-        if number is not None and (not isinstance(number, int) or number < 1):
-            raise CoreLensError(f"{name}={number!r} must be a whole number of at least 1.")
+    check_numbers(max_examples=max_examples, mean_examples=mean_examples, batch_size=batch_size)
     chosen_task = task if isinstance(task, Task) else load_task(task, data_dir)
     bridge = load_model(model, tokenizer=tokenizer, device=device, dtype=dtype)
     info = model_info(bridge)
     if sparsities is None:
         sparsities = GPT2_SPARSITIES if info.architecture.startswith("GPT2") else chosen_task.sparsities
-    wanted = [sparsities] if isinstance(sparsities, int | float | str) else list(sparsities)
+    wanted = list(sparsities) if isinstance(sparsities, Iterable) and not isinstance(sparsities, str) else [sparsities]
     shares = list(dict.fromkeys(check_sparsity(s) for s in wanted))
     if not shares:
         raise PruningError("sparsities is empty: name at least one, such as 0.5.")
     order = class_order(info.id2label, chosen_task, label_map)
+    if not isinstance(units, str | Sequence):
+        raise CoreLensError(f"units={units!r}: choose 'head', 'mlp' or both.")
     component_units = component_set(bridge, (units,) if isinstance(units, str) else tuple(units))
     selection, reported = separate(chosen_task, prune_on, splits, method.examples, max_examples)
+    means = _means_split(chosen_task, selection, reported, mean_examples or MEAN_EXAMPLES[preset])
     config = {
         "model": {
             "model_id": info.model_id,
             "architecture": info.architecture,
             "weight_hash": info.weight_hash,
         },
-        "labels": {label: info.id2label[i] for label, i in zip(chosen_task.labels, order, strict=False)},
+        "labels": dict(zip(chosen_task.labels, order, strict=False)),
         "task": chosen_task.name,
-        "data": {split.name: split.fingerprint() for split in (selection.split, *reported)},
+        "data": {split.name: split.fingerprint() for split in (selection.split, means, *reported)},
         "selected_from": dict(selection.sources),
         "pruner": {"name": method.name, **method.config()},
         "units": list(component_units.kinds),
@@ -161,35 +172,52 @@ def plan(
         "dtype": str(info.dtype).removeprefix("torch."),
         "autocast": autocast,
     }
+    encoded = {s.name: encode(s, bridge.tokenizer, chosen_task.max_length) for s in (selection.split, *reported)}
     job = Plan(
-        bridge, chosen_task, method, component_units, selection, reported, order,
-        encode(selection.split, bridge.tokenizer, chosen_task.max_length), shares, seed_list, config,
-        ablation, positions, batch_size, autocast,
+        bridge, chosen_task, method, component_units, selection, means, reported, order, encoded, shares, seed_list,
+        config, ablation, positions, batch_size, autocast,
     )  # fmt: skip
     object.__setattr__(job, "seconds", _estimate(job))
     return job
 
 
+def _means_split(task: Task, selection: Selection, reported: Sequence[Split], n: int) -> Split:
+    """The first `n` training examples, whatever masks are selected on and by which pruner."""
+    train = task.with_role("train")
+    source = without_overlap(train[0], list(reported)) if train else selection.split
+    return Split("means", "train", source.data.head(n))
+
+
 def _seeds(seeds: int | Iterable[int]) -> list[int]:
-    listed = [*range(PAPER_SEEDS, PAPER_SEEDS + seeds)] if isinstance(seeds, int) else list(seeds)
-    if not listed or not all(isinstance(seed, int) for seed in listed) or len(set(listed)) < len(listed):
-        raise PruningError(f"seeds={seeds!r}: give a number of at least 1, or a list of different whole numbers.")
-    return listed
+    given = list(seeds) if isinstance(seeds, Iterable) else [seeds]
+    try:
+        numbers = [int(seed) for seed in given if seed == int(seed)]
+    except (TypeError, ValueError):
+        numbers = []
+    if isinstance(seeds, Iterable) and given and len(set(numbers)) == len(given):
+        return numbers
+    if not isinstance(seeds, Iterable) and numbers and numbers[0] > 0:
+        return [*range(PAPER_SEEDS, PAPER_SEEDS + numbers[0])]
+    raise PruningError(f"seeds={seeds!r}: give a number of at least 1, or a list of different whole numbers.")
 
 
 def _estimate(job: Plan) -> float:
     """Seconds for the whole job, from one timed pruning step and one timed evaluation batch."""
     device = model_info(job.model).device
+    encoded, pad_to = job.encoded[job.selection.split.name], job.pruner.config().get("pad_to")
     rows = torch.arange(min(32, len(job.selection)))
+    longest: int = job.model.tokenizer.model_max_length
 
     def timed(gradient: bool) -> float:
         """Seconds per example."""
         zero = ZeroActivations(model_info(job.model).weight_hash)
         start = time.perf_counter()
         with inject(job.model, job.units, zero) as gates, torch.set_grad_enabled(gradient):
-            for _, inputs in batches(job.encoded, len(rows), rows=rows, device=device):
+            pad = min(pad_to, longest) if gradient and pad_to else None
+            for _, inputs in batches(encoded, len(rows), rows=rows, pad_to=pad, device=device):
                 gates.z = torch.ones(len(job.units), device=device, requires_grad=gradient)
-                out = logits(job.model, inputs)
+                with bf16_autocast(device.type, gradient and job.autocast):
+                    out = logits(job.model, inputs).float()
                 if gradient:
                     out.logsumexp(-1).sum().backward()
                 float(out.detach().sum())  # waits for the device
@@ -199,7 +227,7 @@ def _estimate(job: Plan) -> float:
     step, forward = timed(True), timed(False)
     n_reported = sum(map(len, job.reported))
     pruning = sum(job.pruner.work(sparsity) for sparsity in job.sparsities) * len(job.seeds) * step
-    return pruning + forward * (n_reported * (len(job.runs) + 1) + 2 * len(job.selection))
+    return pruning + forward * (n_reported * (len(job.runs) + 1) + len(job.means) + len(job.selection))
 
 
 def _duration(seconds: float) -> str:

@@ -34,10 +34,6 @@ class Selection:
     def __len__(self) -> int:
         return len(self.split)
 
-    def head(self, n: int | None) -> Selection:
-        """The first `n` examples."""
-        return replace(self, split=replace(self.split, data=self.split.data.head(n or len(self))), gold=self.gold[:n])
-
 
 def separate(
     task: Task,
@@ -48,8 +44,8 @@ def separate(
 ) -> tuple[Selection, list[Split]]:
     """Draw the selection and the reported examples, disjoint.
 
-    A split that is both selected on and reported is cut in two by cluster (premise); texts of the training data that
-    occur in a reported split are left out of the selection.
+    Of an evaluation split half the premises select, and no reported split keeps them; texts of the training data
+    that occur in a reported split are left out of the selection.
 
     Args:
         task: the task.
@@ -68,10 +64,15 @@ def separate(
     parts = []
     for name in shares:
         source = task.split(name)
-        if source.name in {split.name for split in reported}:
-            source, rest = split_clusters(source, 0.5, seed=0)
-            reported = [rest if split.name == source.name else split for split in reported]
+        if source.role != "train":
+            # Half of its premises select; what is reported of it, and of any split with the same premises, is the rest.
+            source, _ = split_clusters(source, 0.5, seed=0)
+            taken = set(source.data["cluster"])
+            reported = [replace(s, data=s.data[~s.data["cluster"].isin(taken)]) for s in reported]
         parts.append(source)
+    emptied = [split.name for split in reported if not len(split)]
+    if emptied:
+        raise TaskError(f"prune_on={prune_on!r} takes all premises of {', '.join(emptied)}: leave them out of splits=.")
     reported = [split.sample(max_examples) for split in reported]
     rng = np.random.default_rng(0)
     pools = [without_overlap(source, reported) for source in parts]
@@ -105,7 +106,13 @@ def _shares(task: Task, prune_on: PruneOn | None) -> dict[str, float]:
         return {train[0].name: 1.0}
     if isinstance(prune_on, str):
         prune_on = [prune_on]
-    weights = dict(prune_on) if isinstance(prune_on, Mapping) else dict.fromkeys(prune_on, 1.0)
+    try:
+        weights = {
+            str(k): float(v)
+            for k, v in (prune_on if isinstance(prune_on, Mapping) else dict.fromkeys(prune_on, 1)).items()
+        }
+    except (TypeError, ValueError):
+        weights = {}
     if not weights or not all(weight > 0 for weight in weights.values()):
         raise TaskError(f"prune_on={prune_on!r}: name at least one split, with shares above 0.")
     total = sum(weights.values())

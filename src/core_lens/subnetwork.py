@@ -14,7 +14,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from .ablation import Replacement, replacement_from_tensors, replacement_tensors
 from .components import Component, ComponentSet
-from .errors import CoreLensError, ModelError
+from .errors import CoreLensError, ModelError, SavedFileError
 from .files import read_tensors, write_tensors
 from .gates import Injection, inject
 from .hooked import component_set, model_info
@@ -153,8 +153,11 @@ class Subnetwork:
             SavedFileError: the file is missing or damaged.
         """
         tensors, meta = read_tensors(Path(path), ("mask",), ("units", "replacement", "provenance"))
-        units = ComponentSet(**{**meta["units"], "kinds": tuple(meta["units"]["kinds"])})
         prefix = "replacement."
         stand_ins = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-        replacement = replacement_from_tensors(stand_ins, meta["replacement"])
+        try:
+            units = ComponentSet(**{**meta["units"], "kinds": tuple(meta["units"]["kinds"])})
+            replacement = replacement_from_tensors(stand_ins, meta["replacement"])
+        except (KeyError, TypeError) as error:
+            raise SavedFileError(f"{path} is no subnetwork of this version ({error}); make it again.") from error
         return cls(units, tensors["mask"], replacement, tensors.get("scores"), meta["provenance"])

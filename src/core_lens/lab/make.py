@@ -166,7 +166,7 @@ def accuracies(folder: Path, splits: list[Split]) -> dict[str, float]:
     return result
 
 
-def configuration(name: str, n_words: int, settings: Settings) -> BertConfig | GPT2Config:
+def configuration(name: str, n_words: int, settings: Settings) -> Any:
     """The configuration of `lab` (BERT) or `lab-gpt2`, without dropout, with the task's label names."""
     s = settings
     shared: dict[str, Any] = {

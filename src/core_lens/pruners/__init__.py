@@ -33,9 +33,10 @@ def named_pruner(pruner: str | Pruner, preset: Literal["fast", "paper"] = "fast"
     if preset not in ("fast", "paper"):
         raise PruningError(f"preset={preset!r}: choose 'fast' or 'paper'.")
     if not isinstance(pruner, str):
-        if not callable(getattr(pruner, "prune", None)):
+        missing = [name for name in ("name", "examples", "config", "work", "prune") if not hasattr(pruner, name)]
+        if missing or isinstance(pruner, type):
             raise PruningError(
-                f"pruner={pruner!r} has no prune method: pass a name or an object like HardConcretePruner()."
+                f"pruner={pruner!r} is no pruner object: pass a name, or an object like HardConcretePruner()."
             )
         return pruner
     known: dict[str, Pruner] = {

@@ -125,6 +125,10 @@ def keep_highest(scores: Tensor, sparsity: float) -> Bool[Tensor, " n_units"]:
 
     All units are ranked together; of equal scores the earlier unit stays. |reached - asked| <= 1 / (2 * n_units).
     """
+    if not scores.isfinite().all():
+        raise PruningError(
+            f"{int((~scores.isfinite()).sum())} of {len(scores)} scores are NaN or infinite: check the model."
+        )
     n_removed = round(check_sparsity(sparsity) * len(scores))
     order = torch.argsort(scores.detach().cpu().double(), descending=True, stable=True)
     mask = torch.zeros(len(scores), dtype=torch.bool)

@@ -20,7 +20,7 @@ class RandomPruner:
     """Units drawn at random: what a subnetwork of that size is worth by chance."""
 
     name: ClassVar[str] = "random"
-    examples: int | None = 256
+    examples: int | None = 4096
 
     def config(self) -> Mapping[str, Any]:
         return {}
@@ -41,25 +41,27 @@ class OneShotImportancePruner:
     et al. (EMNLP 2020). The loss is the task's: the gradient of the KL to the full model is zero at the full model.
 
     Args:
-        examples: how many examples the expectation is taken over; a seed draws its own.
+        examples: training examples to draw from; None for all.
+        sample: how many of them the expectation is taken over; a seed draws its own.
         batch_size: examples per pass.
     """
 
     name: ClassVar[str] = "one-shot-importance"
-    examples: int | None = 2048
+    examples: int | None = 4096
+    sample: int = 2048
     batch_size: int = 32
 
     def config(self) -> Mapping[str, Any]:
         return asdict(self)
 
     def work(self, sparsity: float) -> int:
-        return self.examples or 0
+        return self.sample
 
     def prune(self, problem: PruningProblem, sparsity: float, seed: int) -> PruningResult:
         units, device = problem.units, problem.teacher.device
         total = torch.zeros(len(units), dtype=torch.float64)
         seen = 0
-        rows = torch.randperm(len(problem), generator=torch.Generator().manual_seed(seed))[: self.examples]
+        rows = torch.randperm(len(problem), generator=torch.Generator().manual_seed(seed))[: self.sample]
         with inject(problem.model, units, problem.replacement) as gates:
             for batch_rows, inputs in tqdm(
                 batches(problem.encoded, self.batch_size, rows=rows, device=device),

@@ -51,11 +51,13 @@ class HardConcretePruner:
         spread: half the range of log_alpha after a warm start.
         draws: gates are drawn once per `batch`, as in the paper, or per `example`, which costs the same and makes the
             gradient less noisy.
+        discrete: draws are rounded to 0 or 1 in the forward pass (straight-through: the gradient is the soft gate's), so
+            that what is optimised is what is kept.
         constraint: `lagrangian` is the paper's, with s from the gates drawn in each step. `projection` shifts all
             log_alpha alike after each step, so that the expected sparsity 1 - mean P(z > 0) is the target: the
             ranking is left to the KL alone, and nothing oscillates in a short run.
         dropout: leave the model's dropout on, as the published code does.
-        pad_to: pad every batch to this length (128 in the published code); None pads to its longest row.
+        pad_to: pad every batch to this length (128 in the published code) or the model's longest; None pads to its longest row.
     """
 
     name: ClassVar[str] = "hard-concrete"
@@ -72,6 +74,7 @@ class HardConcretePruner:
     warm_start: int = 512
     spread: float = 5.0
     draws: Literal["example", "batch"] = "example"
+    discrete: bool = True
     constraint: Literal["projection", "lagrangian"] = "projection"
     dropout: bool = False
     pad_to: int | None = None
@@ -92,11 +95,30 @@ class HardConcretePruner:
             init_std=0.01,
             warm_start=0,
             draws="batch",
+            discrete=False,
             constraint="lagrangian",
             dropout=True,
             pad_to=128,
         )
         return replace(published, **changes)
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("draws", ("example", "batch")), ("constraint", ("projection", "lagrangian"))):
+            if getattr(self, name) not in allowed:
+                raise PruningError(f"{name}={getattr(self, name)!r}: choose {' or '.join(map(repr, allowed))}.")
+        least = {"steps": 2, "batch_size": 1, "examples": 1, "warmup_steps": 0, "warm_start": 0, "pad_to": 1}
+        least |= {"weight_decay": 0, "init_std": 0, "spread": 0}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and not value >= low:
+                raise PruningError(f"{name}={value!r} must be at least {low}.")
+        for name in ("learning_rate", "lambda_learning_rate"):
+            if not getattr(self, name) > 0:
+                raise PruningError(f"{name}={getattr(self, name)!r} must be above 0.")
+        if self.ramp is not None and not 0 < self.ramp <= 1:
+            raise PruningError(
+                f"ramp={self.ramp!r} must lie in (0, 1]: the share of the steps that the target rises over."
+            )
 
     def config(self) -> Mapping[str, Any]:
         return asdict(self)
@@ -106,15 +128,10 @@ class HardConcretePruner:
         ramp, total = paper_steps(sparsity)
         share = ramp / total if self.ramp is None else self.ramp
         total = total if self.steps is None else self.steps
-        if total < 2 or not 0 < share <= 1 or self.batch_size < 1:
-            raise PruningError(
-                f"steps={total}, ramp={share:g}, batch_size={self.batch_size}: at least 2 steps, a ramp in (0, 1] and "
-                "a batch of 1 are needed."
-            )
         return max(1, round(share * total)), total
 
     def work(self, sparsity: float) -> int:
-        return self.schedule(sparsity)[1] * self.batch_size
+        return self.schedule(sparsity)[1] * self.batch_size + self.warm_start
 
     def prune(self, problem: PruningProblem, sparsity: float, seed: int) -> PruningResult:
         check_sparsity(sparsity)
@@ -122,9 +139,12 @@ class HardConcretePruner:
         model, units, device = problem.model, problem.units, problem.teacher.device
         noise = torch.Generator().manual_seed(seed)
         gates = Gates(units, self.init, self.init_std, noise).to(device)
+        passes = 0
         if self.warm_start:
-            importance = OneShotImportancePruner(self.warm_start, self.batch_size).prune(problem, sparsity, seed).scores
-            rank = importance.argsort().argsort().to(device) / (len(units) - 1)
+            importance = OneShotImportancePruner(sample=self.warm_start, batch_size=self.batch_size)
+            start = importance.prune(problem, sparsity, seed)
+            rank = start.scores.argsort().argsort().to(device) / max(1, len(units) - 1)
+            passes += start.passes
             with torch.no_grad():
                 gates.log_alpha.add_(self.spread * (2 * rank - 1))
         lambdas = nn.Parameter(torch.zeros(2, device=device))
@@ -148,7 +168,8 @@ class HardConcretePruner:
             for step, (rows, inputs) in zip(range(total), self._stream(problem, seed), strict=False):
                 target = sparsity * min(1.0, step / ramp)
                 n_draws = len(rows) if self.draws == "example" else None
-                injection.z, injection.rows = gates.sample(noise, n_draws), rows
+                z = gates.sample(noise, n_draws)
+                injection.z, injection.rows = z + (z.round() - z).detach() if self.discrete else z, rows
                 with bf16_autocast(device.type, problem.autocast):
                     output = logits(model, inputs)
                 divergence = problem.divergence(output, rows)
@@ -160,7 +181,8 @@ class HardConcretePruner:
                 optimizer.zero_grad()
                 scheduler.step()
                 if not lagrangian:
-                    _project(gates, sparsity * min(1.0, (step + 1) / ramp))
+                    _project(gates, sparsity * min(1.0, (step + 1) / ramp), self.discrete)
+                passes += 2 * len(rows)
                 bar.update()
                 if step % 20 == 0 or step == total - 1:
                     row = {
@@ -178,19 +200,19 @@ class HardConcretePruner:
                         )
         scores = gates.log_alpha.detach().cpu()
         self._warn_of_collapse(gates, sparsity, seed)
-        return PruningResult(
-            keep_highest(scores, sparsity), scores, pd.DataFrame(history), passes=2 * total * self.batch_size
-        )
+        return PruningResult(keep_highest(scores, sparsity), scores, pd.DataFrame(history), passes=passes)
 
     def _stream(self, problem: PruningProblem, seed: int):
         """Batches without end, shuffled anew in every epoch."""
+        longest: int = problem.model.tokenizer.model_max_length
+        pad_to = None if self.pad_to is None else min(self.pad_to, longest)
         epoch = 0
         while True:
             yield from batches(
                 problem.encoded,
                 self.batch_size,
                 shuffle_seed=seed + 1_000_003 * epoch,
-                pad_to=self.pad_to,
+                pad_to=pad_to,
                 device=problem.teacher.device,
             )
             epoch += 1
@@ -209,12 +231,17 @@ class HardConcretePruner:
 
 
 @torch.no_grad()
-def _project(gates: Gates, sparsity: float) -> None:
-    """Shift all log_alpha alike, so that the expected sparsity is `sparsity`; found by bisection."""
+def _project(gates: Gates, sparsity: float, discrete: bool) -> None:
+    """Shift all log_alpha alike, so that the expected sparsity is `sparsity`; found by bisection.
+
+    A gate counts as active by P(z > 0), a rounded one by P(z > 1/2) = sigmoid(log_alpha).
+    """
+    active_by = torch.sigmoid if discrete else hard_concrete.probability_active
+    log_alpha = gates.log_alpha.cpu()  # one transfer, not one for every step of the search
     low, high = -30.0, 30.0
     for _ in range(40):
         middle = (low + high) / 2
-        active = hard_concrete.probability_active(gates.log_alpha + middle).mean()
+        active = active_by(log_alpha + middle).mean()
         low, high = (middle, high) if float(active) < 1 - sparsity else (low, middle)
     gates.log_alpha.add_(high)
 

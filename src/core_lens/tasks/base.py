@@ -284,11 +284,13 @@ class Task:
         return [split for split in self.splits if split.role in roles]
 
     def select(self, splits: Iterable[str] | str | None = None) -> list[Split]:
-        """The splits to report: all of role `id`, `ood` and `companion` by default, or the named ones."""
+        """The splits to report: all of role `id`, `ood` and `companion` by default; or the named ones, each once,
+        with their companions after them."""
         if splits is None:
             return self.with_role("id", "ood", "companion")
-        names = [splits] if isinstance(splits, str) else list(splits)
-        return [self.split(name) for name in names]
+        named = [self.split(name) for name in ([splits] if isinstance(splits, str) else splits)]
+        beside = [self.split(split.companion) for split in named if split.companion]
+        return list({split.name: split for split in (*named, *beside)}.values())
 
     @property
     def is_regression(self) -> bool:

@@ -125,7 +125,9 @@ def column_names(path: Path) -> list[str]:
             with path.open(encoding="utf-8") as file:
                 first = json.loads(file.readline())
             return list(first if isinstance(first, dict) else first[0])
-        return list(pd.read_csv(path, nrows=0, encoding="utf-8-sig")) if path.suffix == ".csv" else _header(path)
+        if path.suffix == ".csv":
+            return [str(name) for name in pd.read_csv(path, nrows=0, encoding="utf-8-sig")]
+        return _header(path)
     except (*_BAD_FILE, IndexError, TypeError):
         return []
 

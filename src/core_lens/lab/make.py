@@ -108,8 +108,13 @@ def mask_words(batch: Batch, n_words: int, settings: Settings, generator: torch.
 
 
 def next_words(batch: Batch) -> Batch:
-    """Causal language modelling; the model itself shifts the labels [batch, pos]."""
-    return {**batch, "labels": torch.where(batch["attention_mask"] == 1, batch["input_ids"], -100)}
+    """Causal language modelling of the second sentence; the model itself shifts the labels [batch, pos].
+
+    Nothing in the first sentence can be foretold, and with its noise in the loss nothing was learned from the rest.
+    """
+    ids = batch["input_ids"]
+    second = ((ids == SEP_ID).cumsum(1) - (ids == SEP_ID).long() == 1) & (ids != PAD_ID)
+    return {**batch, "labels": torch.where(second, ids, -100)}
 
 
 def train(
@@ -189,7 +194,9 @@ def configuration(name: str, n_words: int, settings: Settings) -> Any:
         )
     sizes = {"n_embd": s.d_model, "n_layer": s.layers, "n_head": s.heads, "n_inner": s.d_mlp, "n_positions": MAX_LENGTH}
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2Config(**sizes, **no_dropout, bos_token_id=CLS_ID, eos_token_id=SEP_ID, **shared)
+    # The same function as GPT-2's own gelu_new, but in one operation: a step takes half the time.
+    activation = {"activation_function": "gelu_pytorch_tanh"}
+    return GPT2Config(**sizes, **no_dropout, **activation, bos_token_id=CLS_ID, eos_token_id=SEP_ID, **shared)
 
 
 def make(out: Path, settings: Settings = Settings()) -> Curve:

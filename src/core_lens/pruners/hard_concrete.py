@@ -51,8 +51,6 @@ class HardConcretePruner:
         spread: half the range of log_alpha after a warm start.
         draws: gates are drawn once per `batch`, as in the paper, or per `example`, which costs the same and makes the
             gradient less noisy.
-        discrete: draws are rounded to 0 or 1 in the forward pass (straight-through: the gradient is the soft gate's), so
-            that what is optimised is what is kept.
         constraint: `lagrangian` is the paper's, with s from the gates drawn in each step. `projection` shifts all
             log_alpha alike after each step, so that the expected sparsity 1 - mean P(z > 0) is the target: the
             ranking is left to the KL alone, and nothing oscillates in a short run.
@@ -70,11 +68,10 @@ class HardConcretePruner:
     weight_decay: float = 0.0
     warmup_steps: int = 10
     init: float = 2.0
-    init_std: float = 2.0
+    init_std: float = 1.0
     warm_start: int = 512
-    spread: float = 5.0
+    spread: float = 7.0
     draws: Literal["example", "batch"] = "example"
-    discrete: bool = True
     constraint: Literal["projection", "lagrangian"] = "projection"
     dropout: bool = False
     pad_to: int | None = None
@@ -95,7 +92,6 @@ class HardConcretePruner:
             init_std=0.01,
             warm_start=0,
             draws="batch",
-            discrete=False,
             constraint="lagrangian",
             dropout=True,
             pad_to=128,
@@ -168,8 +164,7 @@ class HardConcretePruner:
             for step, (rows, inputs) in zip(range(total), self._stream(problem, seed), strict=False):
                 target = sparsity * min(1.0, step / ramp)
                 n_draws = len(rows) if self.draws == "example" else None
-                z = gates.sample(noise, n_draws)
-                injection.z, injection.rows = z + (z.round() - z).detach() if self.discrete else z, rows
+                injection.z, injection.rows = gates.sample(noise, n_draws), rows
                 with bf16_autocast(device.type, problem.autocast):
                     output = logits(model, inputs)
                 divergence = problem.divergence(output, rows)
@@ -181,7 +176,7 @@ class HardConcretePruner:
                 optimizer.zero_grad()
                 scheduler.step()
                 if not lagrangian:
-                    _project(gates, sparsity * min(1.0, (step + 1) / ramp), self.discrete)
+                    _project(gates, sparsity * min(1.0, (step + 1) / ramp))
                 passes += 2 * len(rows)
                 bar.update()
                 if step % 20 == 0 or step == total - 1:
@@ -231,17 +226,13 @@ class HardConcretePruner:
 
 
 @torch.no_grad()
-def _project(gates: Gates, sparsity: float, discrete: bool) -> None:
-    """Shift all log_alpha alike, so that the expected sparsity is `sparsity`; found by bisection.
-
-    A gate counts as active by P(z > 0), a rounded one by P(z > 1/2) = sigmoid(log_alpha).
-    """
-    active_by = torch.sigmoid if discrete else hard_concrete.probability_active
+def _project(gates: Gates, sparsity: float) -> None:
+    """Shift all log_alpha alike, so that the expected sparsity is `sparsity`; found by bisection."""
     log_alpha = gates.log_alpha.cpu()  # one transfer, not one for every step of the search
     low, high = -30.0, 30.0
     for _ in range(40):
         middle = (low + high) / 2
-        active = active_by(log_alpha + middle).mean()
+        active = hard_concrete.probability_active(log_alpha + middle).mean()
         low, high = (middle, high) if float(active) < 1 - sparsity else (low, middle)
     gates.log_alpha.add_(high)
 

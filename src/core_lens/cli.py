@@ -203,7 +203,7 @@ def _finetune(args: argparse.Namespace) -> None:
 
 def _demo(args: argparse.Namespace) -> None:
     _print(
-        find_core("lab", "lab", seeds=args.seeds, out=args.out, device=args.device, max_examples=400),
+        find_core("lab", "lab", seeds=args.seeds, out=args.out, device=args.device, max_examples=200),
         args.out,
     )
 

@@ -126,8 +126,8 @@ def plan(
         positions: tokens that means are taken over: `all`, or `not_first` (decoders put outliers on the first).
         splits: what to report; by default all in-domain and out-of-domain splits and their companions.
         max_examples: reported per split, a fixed random draw; None for all.
-        mean_examples: training examples that means are taken over, the first ones; None for the paper's 100,000 with
-            the `paper` preset, and 4,096 otherwise.
+        mean_examples: training examples that means are taken over; None for the paper's first 100,000 with the `paper`
+            preset, and otherwise 4,096 drawn at random (training sets are often sorted).
         batch_size: of evaluation.
         dtype: of the weights (float32; `"bfloat16"` on request).
         autocast: prune with bfloat16 forward passes.
@@ -154,7 +154,7 @@ def plan(
         raise CoreLensError(f"units={units!r}: choose 'head', 'mlp' or both.")
     component_units = component_set(bridge, (units,) if isinstance(units, str) else tuple(units))
     selection, reported = separate(chosen_task, prune_on, splits, method.examples, max_examples)
-    means = _means_split(chosen_task, selection, reported, mean_examples or MEAN_EXAMPLES[preset])
+    means = _means_split(chosen_task, selection, reported, mean_examples or MEAN_EXAMPLES[preset], preset == "paper")
     config = {
         "model": {
             "model_id": info.model_id,
@@ -181,11 +181,11 @@ def plan(
     return job
 
 
-def _means_split(task: Task, selection: Selection, reported: Sequence[Split], n: int) -> Split:
-    """The first `n` training examples, whatever masks are selected on and by which pruner."""
+def _means_split(task: Task, selection: Selection, reported: Sequence[Split], n: int, first: bool) -> Split:
+    """`n` training examples (the first, or a fixed random draw), whatever masks are selected on and by which pruner."""
     train = task.with_role("train")
     source = without_overlap(train[0], list(reported)) if train else selection.split
-    return Split("means", "train", source.data.head(n))
+    return Split("means", "train", source.data.head(n) if first else source.sample(n).data)
 
 
 def _seeds(seeds: int | Iterable[int]) -> list[int]:

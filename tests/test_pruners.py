@@ -1,6 +1,7 @@
 """Pruners: exact sparsity, planted units found, the published schedule and objective, reproducible, honest when they fail."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -12,6 +13,7 @@ from core_lens.errors import CoreLensWarning, PruningError
 from core_lens.gates import inject
 from core_lens.hooked import batches, logits
 from core_lens.pruners import check_sparsity, divergence, keep_highest, named_pruner, paper_steps
+from core_lens.pruners.swaps import best_by_swaps
 
 QUICK = HardConcretePruner(steps=60, batch_size=16)
 
@@ -54,6 +56,7 @@ def test_the_paper_preset_has_the_published_constants():
         "init": 10.0,
         "init_std": 0.01,
         "warm_start": 0,
+        "swaps": 0,
         "draws": "batch",
         "constraint": "lagrangian",
         "dropout": True,
@@ -167,7 +170,7 @@ def test_nan_and_collapse_are_named_with_the_setting_to_change():
 
 
 def test_the_target_ramps_and_the_history_says_what_happened():
-    result = HardConcretePruner(steps=60, ramp=0.5, batch_size=8).prune(problem(hooked()), 0.5, 0)
+    result = HardConcretePruner(steps=60, ramp=0.5, batch_size=8, swaps=0).prune(problem(hooked()), 0.5, 0)
     targets = dict(zip(result.history["step"], result.history["target_sparsity"], strict=True))
     assert targets[0] == 0 and targets[20] == pytest.approx(0.5 * 20 / 30) and targets[40] == 0.5
     assert abs(result.history["sparsity"].iloc[-1] - 0.5) < 0.25
@@ -202,6 +205,35 @@ def test_wrong_settings_are_refused_by_name(wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(PruningError, match=f"{name}={value!r}"):
         HardConcretePruner(**wrong)
+
+
+def all_kl(p):
+    """KL of every mask of 5 of the 10 units, one mask at a time."""
+    found = {}
+    with torch.no_grad(), inject(p.model, p.units, p.replacement) as gates:
+        for kept in itertools.combinations(range(10), 5):
+            gates.z = torch.zeros(10)
+            gates.z[list(kept)] = 1
+            sums = [float(p.divergence(logits(p.model, x), rows)) * len(rows) for rows, x in batches(p.encoded, 64)]
+            found[kept] = sum(sums) / len(p)
+    return found
+
+
+def test_swaps_end_where_no_single_swap_helps():
+    """Against the KL of all 252 masks of that size."""
+    p = problem(hooked(n_heads=4), 64)
+    kl = all_kl(p)
+    assert len(p.units) == 10 and len(kl) == 252
+    worst = torch.zeros(10, dtype=torch.bool)
+    worst[list(max(kl, key=kl.__getitem__))] = True
+    mask, passes = best_by_swaps(p, [worst], torch.arange(64), trials=1000)
+    kept = tuple(mask.nonzero()[:, 0].tolist())
+    neighbours = [other for other in kl if len(set(other) & set(kept)) == 4]
+    assert len(neighbours) == 25 and kl[kept] <= min(kl[n] for n in neighbours) + 1e-7
+    assert kl[kept] < max(kl.values()) and passes > 64 * 25
+    best = torch.zeros(10, dtype=torch.bool)
+    best[list(min(kl, key=kl.__getitem__))] = True
+    assert torch.equal(best_by_swaps(p, [worst, best], torch.arange(64), trials=3)[0], best)
 
 
 def test_scores_that_are_not_finite_are_refused():

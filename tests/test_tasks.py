@@ -178,8 +178,10 @@ def test_from_dataframes_builds_the_schema() -> None:
         ood={"swap": nli(2, "s").assign(label="non-entailment"), "hard": nli(3, "z")},
         group="genre",
         collapse={"swap": HANS},
+        companions={"swap": "hard"},
         sparsities=(0.2,),
     )
+    assert [s.companion for s in task.splits] == [None, None, "hard", None]
     assert task.labels == ("contradiction", "entailment", "neutral")  # sorted, as none were given
     assert [(s.name, s.role) for s in task.splits] == [
         ("train", "train"), ("dev", "id"), ("swap", "ood"), ("hard", "ood"),
@@ -231,6 +233,8 @@ BAD_FRAMES = {
     "fractions": (nli().assign(label=[0.5, 1, 2, 3, 4, 5]), {}, "metric='pearson'"),
     "group": (nli(), {"group": "topic"}, "group='topic'"),
     "collapse split": (nli(), {"labels": NLI, "collapse": {"hans": HANS}}, "'hans', which task"),
+    "companion": (nli(), {"labels": NLI, "companions": {"id": "easy"}}, "companions= names the split 'easy'"),
+    "numbers for text": (nli().assign(hypothesis=range(6)), {}, "'hypothesis' of split 'id'.*holds numbers"),
     "collapse label": (nli(), {"labels": NLI, "collapse": {"id": {"maybe": "no"}}}, "'maybe', which is no"),
     "regression labels": (nli(), {"labels": NLI, "metric": "pearson"}, "leave out labels="),
     "no frame": ("nli.csv", {}, "not str: paths go to Task.from_files"),

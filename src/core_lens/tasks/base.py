@@ -172,6 +172,7 @@ class Task:
         cluster: str | None = None,
         labels: Sequence[str] | None = None,
         collapse: Mapping[str, Mapping[str, str]] | None = None,
+        companions: Mapping[str, str] | None = None,
         label_aliases: Mapping[str, Sequence[str]] | None = None,
         metric: Metric | None = None,
         sparsities: Sequence[float] = (0.3, 0.5),
@@ -197,6 +198,7 @@ class Task:
             labels: the label names in order, which numbers refer to; None takes the sorted values of the
                 training data.
             collapse: split -> (label of the task -> label of that split), where a split knows fewer labels.
+            companions: split -> the one of the same construction with the other answer, shown beside it (`Split`).
             label_aliases: label -> other names that checkpoints or files use for it.
             metric: `accuracy` (default), `mcc`, or `pearson`, which makes it a regression task.
             sparsities: used when none are asked for.
@@ -220,6 +222,7 @@ class Task:
             cluster=cluster,
             labels=labels,
             collapse=collapse or {},
+            companions=companions or {},
             label_aliases=label_aliases or {},
             metric=metric,
             sparsities=sparsities,

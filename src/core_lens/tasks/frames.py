@@ -98,6 +98,11 @@ def to_schema(
                 f"{where} has no value in column {column!r} of row {rows[0]} ({len(rows)} such rows): "
                 "fill them in or drop them."
             )
+    for column in text:
+        if pd.api.types.is_numeric_dtype(frame.loc[:, column]):
+            raise TaskError(
+                f"column {column!r} of {where} holds numbers, not text: say which columns are texts with text=."
+            )
     texts = {name: frame[column].astype(str) for name, column in zip(("text_a", "text_b"), text, strict=False)}
     result = pd.DataFrame(texts, index=frame.index)
     result["label"] = frame[label]
@@ -165,6 +170,7 @@ def build(
     cluster: str | None,
     labels: Sequence[str] | None,
     collapse: Mapping[str, Mapping[str, str]],
+    companions: Mapping[str, str],
     label_aliases: Mapping[str, Sequence[str]],
     metric: Metric | None,
     sparsities: Sequence[float],
@@ -179,12 +185,13 @@ def build(
         if frames is not None:
             for split, frame in _named(frames, role):
                 named.append((split, role, _one(frame)))
-    unknown = set(collapse) - {split for split, _, _ in named}
-    if unknown:
-        raise TaskError(
-            f"collapse= names the split {min(unknown)!r}, which task {name!r} does not have: it has "
-            f"{', '.join(split for split, _, _ in named)}."
-        )
+    for option, mentioned in (("collapse", {*collapse}), ("companions", {*companions, *companions.values()})):
+        unknown = mentioned - {split for split, _, _ in named}
+        if unknown:
+            raise TaskError(
+                f"{option}= names the split {min(unknown)!r}, which task {name!r} does not have: it has "
+                f"{', '.join(split for split, _, _ in named)}."
+            )
     for option, column in (("group", group), ("cluster", cluster)):
         if column is not None and not any(column in frame.columns for _, _, frame in named):
             raise TaskError(f"{option}={column!r} is a column of no split of task {name!r}: {_columns(named[0][2])}.")
@@ -225,7 +232,7 @@ def build(
         else:
             own = tuple(dict.fromkeys(rule.get(label, label) for label in names))
             gold = named_labels(frame.loc[:, "label"], where, own, {a: b for a, b in label_aliases.items() if a in own})
-        splits.append(Split(split, role, frame.assign(label=gold), rule))
+        splits.append(Split(split, role, frame.assign(label=gold), rule, companions.get(split)))
     task = Task(
         name,
         names,

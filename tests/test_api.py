@@ -27,7 +27,7 @@ from core_lens.evaluate import score
 from core_lens.selection import separate
 from tiny_models import LABELS, tiny_model, tiny_tokenizer
 
-QUICK = HardConcretePruner(steps=6, batch_size=8, warm_start=16, examples=64)
+QUICK = HardConcretePruner(steps=6, batch_size=8, warm_start=16, examples=64, swaps=3, swap_examples=32)
 
 
 def run(**changes):
@@ -200,7 +200,7 @@ def test_the_plan_says_what_will_be_done():
         "BertForSequenceClassification, 2 layers x 2 heads",
         "6 (heads and MLPs), mean ablation",
         "3 seeds at each of 50%",
-        "64 examples forward and backward, drawn from 64 of train",
+        "96 examples forward and backward, drawn from 64 of train",  # 6 x 8 + 16, and a third of 3 x 32 forward only
         "dev 20, hard 20, easy 20",
         "estimate",
     ):

@@ -7,13 +7,24 @@ core = core_lens.find_core("lab", task="lab")
 from . import lab
 from .ablation import MeanActivations, MeanFitter, ResampleActivations, ZeroActivations, fit_means
 from .api import find_core
+from .comparison import compare_cores
 from .components import Component, ComponentSet
 from .core import Core
+from .effective_size import effective_size
 from .errors import CoreLensError, CoreLensWarning
 from .evaluate import evaluate
 from .finetune import FineTuned, finetune
 from .gates import Gates, inject
+from .heads import attention_patterns, classify_heads
 from .hooked import load_model, model_info
+from .interactions import (
+    ablate,
+    ablation_table,
+    core_alone,
+    interaction,
+    interaction_map,
+    most_super_additive,
+)
 from .plan import Plan, plan
 from .pruners import HardConcretePruner, OneShotImportancePruner, RandomPruner
 from .subnetwork import Subnetwork
@@ -40,14 +51,24 @@ __all__ = [
     "Subnetwork",
     "Task",
     "ZeroActivations",
+    "ablate",
+    "ablation_table",
+    "attention_patterns",
+    "classify_heads",
+    "compare_cores",
+    "core_alone",
+    "effective_size",
     "evaluate",
     "find_core",
     "finetune",
     "fit_means",
     "inject",
+    "interaction",
+    "interaction_map",
     "lab",
     "load_model",
     "load_task",
     "model_info",
+    "most_super_additive",
     "plan",
 ]

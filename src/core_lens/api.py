@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,7 +93,7 @@ def find_core(
         predictions[subnetwork.name] = predicted
 
     core = Core(tuple(subnetworks), _tabulate(job.task, subnetworks, predictions), predictions, {**_origin(job)})
-    core = Core(core.subnetworks, core.evaluation, predictions, core.provenance, tuple(notes_on(subnetworks)))
+    core = replace(core, notes=tuple(notes_on(subnetworks)), model=job.model, data=job.task)
     if folder is not None:
         core.save(folder)
     return core

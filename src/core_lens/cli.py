@@ -19,6 +19,7 @@ from .evaluate import evaluate
 from .finetune import finetune
 from .plan import plan
 from .pruners import PRUNERS, HardConcretePruner
+from .report import write_report
 from .subnetwork import Subnetwork
 from .tasks import load_task
 from .tasks.glue import CORPORA
@@ -89,6 +90,21 @@ def _parser() -> argparse.ArgumentParser:
 
     show = _command(commands, "show", "print the core and the tables of a saved run", _show)
     show.add_argument("folder", type=Path)
+
+    report = _command(commands, "report", "write a saved run as one HTML page", _report)
+    report.add_argument("folder", type=Path, metavar="RUN")
+    report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE")
+    report.add_argument("--model", help="hub id or local folder (where the run says)")
+    report.add_argument("--task", help="name of the task (the run's)")
+    report.add_argument("--data-dir", type=Path, metavar="FOLDER", help="the task's files, instead of the hub's")
+    report.add_argument("--tokenizer", metavar="PATH", help="where the tokenizer is, if not beside the model")
+    report.add_argument(
+        "--others", type=Path, nargs="+", default=[], metavar="RUN", help="runs of the model under other settings"
+    )
+    report.add_argument(
+        "--max-examples", type=_whole_or_all, default=50, metavar="N", help="per split, for ablations, or 'all'"
+    )
+    report.add_argument("--device", help="cpu, cuda, mps (the best there is)")
     return parser
 
 
@@ -210,6 +226,21 @@ def _demo(args: argparse.Namespace) -> None:
 
 def _show(args: argparse.Namespace) -> None:
     _print(Core.load(args.folder), args.folder)
+
+
+def _report(args: argparse.Namespace) -> None:
+    path = write_report(
+        Core.load(args.folder),
+        args.out,
+        args.model,
+        args.task,
+        max_examples=args.max_examples,
+        others=[Core.load(folder) for folder in args.others],
+        data_dir=args.data_dir,
+        tokenizer=args.tokenizer,
+        device=args.device,
+    )
+    print(f"the report is {path}")
 
 
 def _print(core: Core, folder: Path | None) -> None:

@@ -19,15 +19,13 @@ from .gates import inject
 from .hooked import bf16_autocast, component_set, load_model, logits, model_info
 from .hooked.batches import Encoded, batches, encode
 from .pruners import Pruner, check_sparsity, named_pruner
-from .selection import PruneOn, Selection, separate
-from .tasks import Split, Task, class_order, load_task, without_overlap
+from .selection import MEAN_EXAMPLES, PruneOn, Selection, means_split, separate
+from .tasks import Split, Task, class_order, load_task
 
 PAPER_SEEDS = 42
 """The paper's seeds are 42 to 53."""
 GPT2_SPARSITIES = (0.4, 0.6)
 """The paper's for GPT-2, whatever the task."""
-MEAN_EXAMPLES = {"fast": 4096, "paper": 100_000}
-"""Training examples that means are taken over, by preset."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +152,8 @@ def plan(
         raise CoreLensError(f"units={units!r}: choose 'head', 'mlp' or both.")
     component_units = component_set(bridge, (units,) if isinstance(units, str) else tuple(units))
     selection, reported = separate(chosen_task, prune_on, splits, method.examples, max_examples)
-    means = _means_split(chosen_task, selection, reported, mean_examples or MEAN_EXAMPLES[preset], preset == "paper")
+    n_means = mean_examples or MEAN_EXAMPLES[preset]
+    means = means_split(chosen_task, reported, n_means, first=preset == "paper", instead=selection.split)
     config = {
         "model": {
             "model_id": info.model_id,
@@ -179,13 +178,6 @@ def plan(
     )  # fmt: skip
     object.__setattr__(job, "seconds", _estimate(job))
     return job
-
-
-def _means_split(task: Task, selection: Selection, reported: Sequence[Split], n: int, first: bool) -> Split:
-    """`n` training examples (the first, or a fixed random draw), whatever masks are selected on and by which pruner."""
-    train = task.with_role("train")
-    source = without_overlap(train[0], list(reported)) if train else selection.split
-    return Split("means", "train", source.data.head(n) if first else source.sample(n).data)
 
 
 def _seeds(seeds: int | Iterable[int]) -> list[int]:

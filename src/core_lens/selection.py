@@ -15,6 +15,9 @@ from .tasks import Split, Task, split_clusters, without_overlap
 
 PruneOn = str | Sequence[str] | Mapping[str, float]
 
+MEAN_EXAMPLES = {"fast": 4096, "paper": 100_000}
+"""Training examples that means are taken over, by preset."""
+
 
 @dataclass(frozen=True, eq=False)
 class Selection:
@@ -94,6 +97,29 @@ def separate(
     frame = frame.iloc[order.numpy()].reset_index(drop=True)
     selection = Selection(Split("selection", "train", frame), gold[order], {part.name: len(part) for part in drawn})
     return selection, reported
+
+
+def means_split(
+    task: Task, reported: Iterable[Split], n: int, first: bool = False, instead: Split | None = None
+) -> Split:
+    """The examples that means are taken over, whatever masks are selected on and by which pruner.
+
+    Args:
+        task: the task.
+        reported: their texts are left out.
+        n: how many training examples.
+        first: the first ones; otherwise a fixed random draw (training sets are often sorted).
+        instead: taken where the task has no training split.
+
+    Raises:
+        TaskError: there is no training split and nothing to take instead.
+    """
+    train = task.with_role("train")
+    if not train and instead is None:
+        raise TaskError(f"task {task.name!r} has no training split to take means over: pass replacement=.")
+    source = without_overlap(train[0], reported) if train else instead
+    assert source is not None
+    return Split("means", "train", source.data.head(n) if first else source.sample(n).data)
 
 
 def _shares(task: Task, prune_on: PruneOn | None) -> dict[str, float]:

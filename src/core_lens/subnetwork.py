@@ -105,6 +105,11 @@ class Subnetwork:
             f"{self.provenance.get('pruner', '?')}, seed {self.seed})"
         )
 
+    def _repr_html_(self) -> str:
+        from .viz.notebook import subnetwork_html
+
+        return subnetwork_html(self)
+
     @contextmanager
     def apply(self, model: TransformerBridge) -> Iterator[Injection]:
         """Ablate the removed components of `model` inside the `with` block.

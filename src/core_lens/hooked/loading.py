@@ -88,15 +88,51 @@ def load_model(
         hf_model, model_id = copy.deepcopy(model), type(model).__name__
         found = _tokenizer_of(model) if tokenizer is None else _tokenizer(tokenizer)
 
+    bridge = _hook(hf_model, model_id, found, to_device, to_dtype, attention or "sdpa")
+    info = model_info(bridge)
+    set_info(bridge, replace(info, id2label=_rename(info.id2label, label_map)))
+    return bridge
+
+
+def load_pretrained(
+    model: str | Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+) -> TransformerBridge:
+    """A pretrained model, as it was before it became a classifier, for its activations: its logits mean nothing.
+
+    Args:
+        model: `lab-pretrained`, a hub id or a folder, with or without a language model's head; what a classifier's
+            head needs beside it is random.
+        tokenizer, device, dtype: as in `load_model`.
+
+    Raises:
+        ModelError: the model or its tokenizer cannot be found, loaded or hooked.
+    """
+    source = _Source(model)
+    hf_model = _load(source, allow_pickle=False, with_head=False)
+    found = _tokenizer(source if tokenizer is None else tokenizer)
+    return _hook(hf_model, source.name, found, _device(device), _dtype(dtype), "sdpa")
+
+
+def _hook(
+    hf_model: PreTrainedModel,
+    model_id: str,
+    tokenizer: PreTrainedTokenizerBase | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    attention: Attention,
+) -> TransformerBridge:
+    """Turn our copy of a model into a bridge."""
     weight_hash = hash_weights(hf_model, model_id)
-    _prepare(hf_model, to_device, to_dtype, attention or "sdpa")
-    _align(hf_model, found)
+    _prepare(hf_model, device, dtype, attention)
+    _align(hf_model, tokenizer)
     bridge = build_bridge_from_module(hf_model, type(hf_model).__name__, hf_config=hf_model.config)
     bridge.__class__ = HookedClassifier
     _freeze(bridge)
-    info = read_info(bridge, hf_model, model_id, weight_hash)
-    set_info(bridge, replace(info, id2label=_rename(info.id2label, label_map)))
-    _attach(bridge, found)
+    set_info(bridge, read_info(bridge, hf_model, model_id, weight_hash))
+    _attach(bridge, tokenizer)
     return bridge
 
 
@@ -144,15 +180,15 @@ class _Source:
             raise ModelError(message) from error
 
 
-def _load(source: _Source, allow_pickle: bool) -> PreTrainedModel:
-    """HF's model, its weights as they are stored; nothing of it newly initialised."""
+def _load(source: _Source, allow_pickle: bool, with_head: bool = True) -> PreTrainedModel:
+    """HF's model, its weights as they are stored; nothing of it newly initialised, unless it may lack a head."""
     options: dict[str, Any] = {"local_files_only": source.local, "trust_remote_code": False}
     if source.local and not (source.path / "config.json").is_file():
         raise ModelError(f"{source.text} has no config.json: pass the folder that save_pretrained wrote.")
     with _quiet(show_downloads=not source.local):
         with source.errors("the configuration"):
             config = AutoConfig.from_pretrained(source.text, **options)
-        _check_config(config, source.text)
+        _check_config(config, source.text, with_head)
         if source.local and not allow_pickle and not list(source.path.glob("*.safetensors")):
             pickles = ", ".join(path.name for path in source.path.glob("*.bin"))
             raise ModelError(
@@ -171,6 +207,8 @@ def _load(source: _Source, allow_pickle: bool) -> PreTrainedModel:
                 **options,
             )
     missing = sorted(report["missing_keys"])
+    if not with_head:
+        missing = [key for key in missing if key.split(".")[0] not in _HEADS and ".pooler." not in key]
     if any(key.split(".")[0] in _HEADS for key in missing):
         raise ModelError(f"{source.text} is pretrained, without a trained head: fine-tune it first.")
     if missing:
@@ -178,13 +216,13 @@ def _load(source: _Source, allow_pickle: bool) -> PreTrainedModel:
     return hf_model
 
 
-def _check_config(config: Any, name: str) -> None:
-    """Raise unless the configuration is of a supported classifier."""
+def _check_config(config: Any, name: str, with_head: bool = True) -> None:
+    """Raise unless the configuration is of a supported classifier, or of what could become one."""
     known = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(config.model_type)
     check_architecture(known or f"{name} (model type {config.model_type!r})")
     problem_type(config)
     saved = config.architectures or [known]
-    if known not in saved:
+    if with_head and known not in saved:
         raise ModelError(
             f"{name} is a {saved[0]}, which has no trained head for classifying sequences: fine-tune it "
             f"first (core_lens.finetune), or pass one of {', '.join(ADAPTERS)}."

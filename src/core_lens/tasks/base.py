@@ -158,6 +158,11 @@ class Task:
         roles = ", ".join(f"{n} {role}" for role, n in Counter(split.role for split in self.splits).items())
         return f"Task({self.name!r}, labels={list(self.labels) or 'a number'}, splits: {roles})"
 
+    def _repr_html_(self) -> str:
+        from ..viz.notebook import task_html
+
+        return task_html(self)
+
     @classmethod
     def from_dataframes(
         cls,

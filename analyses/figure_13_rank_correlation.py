@@ -1,0 +1,31 @@
+"""Are the heads of sparse subnetworks, which do not generalise, the ones that denser subnetworks keep most often?
+
+Figures 13 and 14 of the Heuristic Core (MNLI, QQP): Spearman's rho between the frequencies of heads at two sparsities.
+"""
+
+from itertools import combinations
+
+import pandas as pd
+
+from core_lens import Core, scripts
+from core_lens.viz import plots
+
+
+def run(core: Core) -> pd.DataFrame:
+    """A row per pair of sparsities: rho with interval and p, then how much of the sparser lies within the denser."""
+    rho = [
+        core.rank_correlation(low, high).drop("seeds").add_prefix("rho_").rename({"rho_rho": "rho"})
+        for low, high in combinations(core.sparsities, 2)
+    ]
+    return pd.concat([core.containment(), pd.DataFrame(rho)], axis=1)
+
+
+if __name__ == "__main__":
+    args = scripts.arguments(__doc__)
+    model, task = scripts.load(args)
+    core = scripts.find_run(args, model, task)
+    print(run(core).round(4).T.to_string(header=False))
+    if args.picture:
+        low, high = core.sparsities[0], core.sparsities[-1]
+        figure = plots.frequency_scatter(core.frequencies(), low, high, core.rank_correlation(low, high))
+        plots.save(figure, args.picture)

@@ -1,0 +1,104 @@
+"""What the scripts in `analyses/` have in common: their arguments, and one run that several of them read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from transformer_lens.model_bridge import TransformerBridge
+
+from . import lab
+from .api import find_core
+from .core import Core
+from .errors import CoreLensError
+from .hooked import load_model
+from .pruners import HardConcretePruner, named_pruner
+from .tasks import Task, load_task
+
+
+def arguments(doc: str | None, **more: Any) -> argparse.Namespace:
+    """Read the command line of a script on one model.
+
+        args = scripts.arguments(__doc__, seeds=3, pretrained=None)
+
+    Args:
+        doc: the script's docstring.
+        **more: other defaults for the arguments below, and the script's own arguments with theirs; a default that is a
+            number takes such a number, a tuple takes several words.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("model", nargs="?", default="lab", help="hub id, local folder, lab or lab-gpt2")
+    add("--task", default="lab")
+    add("--data-dir", help="the task's files, instead of the hub's")
+    add("--label-map", type=json.loads, help='like {"LABEL_0": "entailment", ...}, where the checkpoint has no names')
+    add("--run", default="runs/{model}", help="folder; a finished run there is read, whatever the next four say")
+    add("--sparsities", type=float, nargs="+", help="shares of units to remove (the paper's)")
+    add("--seeds", type=int, default=5, help="how many (the paper: 12)")
+    add("--preset", default="fast", choices=("fast", "paper"))
+    add("--steps", type=int, help="of the pruner (the preset's)")
+    add("--splits", nargs="+", help="what to show (all in- and out-of-domain splits)")
+    add("--max-examples", type=int, default=500, help="of each split")
+    add("--picture", help="file to draw the figure to: .png, .svg or .pdf")
+    known = vars(parser.parse_args([]))
+    for name, default in more.items():
+        if name not in known:
+            kind = type(default) if isinstance(default, int | float) else str
+            add(f"--{name.replace('_', '-')}", type=kind, nargs="+" if isinstance(default, tuple) else None)
+    parser.set_defaults(**more)
+    args = parser.parse_args()
+    args.run = Path(args.run.format(model=Path(args.model).name))
+    return args
+
+
+def load(args: argparse.Namespace) -> tuple[TransformerBridge, Task]:
+    """The model and the task that `arguments` names."""
+    return load_model(args.model, label_map=args.label_map), load_task(args.task, args.data_dir)
+
+
+def find_run(args: argparse.Namespace, model: TransformerBridge, task: Task, splits: list[str] | None = None) -> Core:
+    """The run in the folder `args.run`; made there (or continued) where it is not finished.
+
+    Args:
+        args: from `arguments`.
+        model, task: from `load`.
+        splits: what a new run reports; None for all in- and out-of-domain splits.
+
+    Raises:
+        CoreLensError: the folder's run is of another model or task, or as `find_core`.
+    """
+    if (args.run / "run.json").is_file():
+        core = Core.load(args.run)
+        core.subnetworks[0].check(model)
+        if core.provenance.get("task") != task.name:
+            raise CoreLensError(
+                f"{args.run} is of task {core.provenance.get('task')!r}: name another folder with --run."
+            )
+        return core
+    pruner = named_pruner("hard-concrete", args.preset)
+    if args.steps:
+        pruner = replace(cast(HardConcretePruner, pruner), steps=args.steps)
+    rest = {"splits": splits, "max_examples": args.max_examples, "out": args.run}
+    return find_core(model, task, args.sparsities, args.seeds, pruner, args.preset, **rest)
+
+
+def checkpoints(model: str, every: int = 1) -> dict[int, Path]:
+    """Step -> folder over a fine-tuning, first to last.
+
+    Args:
+        model: `lab`, or a folder of `step-<n>` folders as `finetune` leaves it.
+        every: keep every so many of them, the last one always.
+
+    Raises:
+        CoreLensError: there are none.
+    """
+    if model == "lab":
+        found = {step: lab.checkpoint(step) for step in lab.checkpoint_steps()}
+    else:
+        found = {int(folder.name[5:]): folder for folder in Path(model).glob("step-*") if folder.name[5:].isdigit()}
+    if not found:
+        raise CoreLensError(f"{model} has no step-<n> folders: pass lab, or a folder that core_lens.finetune wrote.")
+    return {step: found[step] for step in sorted(sorted(found)[:: -max(every, 1)])}

@@ -1,0 +1,1 @@
+"""What results look like: attention views, HTML pages, and how objects show themselves in a notebook."""

@@ -15,7 +15,7 @@ from core_lens import (
     Core,
     CoreLensError,
     HardConcretePruner,
-    OneShotImportancePruner,
+    ImportancePruner,
     RandomPruner,
     Split,
     Task,
@@ -97,7 +97,7 @@ def test_an_interrupted_run_continues(tmp_path, monkeypatch):
 def test_another_configuration_is_not_mixed_in(tmp_path):
     run(out=tmp_path / "run")
     with pytest.raises(SavedFileError, match=r"another .*pruner"):
-        run(out=tmp_path / "run", pruner=OneShotImportancePruner(examples=16))
+        run(out=tmp_path / "run", pruner=ImportancePruner.one_shot(examples=16))
     with pytest.raises(SavedFileError, match="another .*model"):
         run(out=tmp_path / "run", model=hooked(seed=5))
 
@@ -163,7 +163,7 @@ def test_mixtures_and_leaks():
 
 
 def test_means_are_the_same_for_every_pruner():
-    pruners = (QUICK, OneShotImportancePruner(examples=32, sample=16), RandomPruner())
+    pruners = (QUICK, ImportancePruner.one_shot(examples=32, sample=16), RandomPruner())
     means = [run(pruner=p, sparsities=0.5, seeds=1).subnetworks[0].replacement for p in pruners]
     assert all(torch.equal(m.heads, means[0].heads) and m.n_tokens == means[0].n_tokens for m in means)
 

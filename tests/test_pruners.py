@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from builders import ALIVE, hooked, planted, problem
-from core_lens import Component, HardConcretePruner, OneShotImportancePruner, RandomPruner
+from core_lens import Component, HardConcretePruner, ImportancePruner, RandomPruner
 from core_lens.errors import CoreLensWarning, PruningError
 from core_lens.gates import inject
 from core_lens.hooked import batches, logits
@@ -82,7 +82,7 @@ def test_task_loss_counts_every_right_class():
     torch.testing.assert_close(loss, -torch.tensor([0.2, 0.8, 0.5, 1.0]).log(), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("pruner", [QUICK, OneShotImportancePruner()])
+@pytest.mark.parametrize("pruner", [QUICK, ImportancePruner.one_shot()])
 def test_planted_units_are_found(pruner):
     """Only 3 of 10 units write to the residual stream; removing exactly the other 7 changes nothing."""
     model = planted()
@@ -110,7 +110,7 @@ def test_one_shot_importance_is_the_mean_absolute_gradient():
     model = hooked()
     p = problem(model, 6)
     model.double()
-    importance = OneShotImportancePruner(batch_size=4).prune(p, 0.5, seed=0).scores
+    importance = ImportancePruner.one_shot(batch_size=4).prune(p, 0.5, seed=0).scores
     numeric = torch.zeros(len(p.units), dtype=torch.float64)
     with torch.no_grad(), inject(model, p.units, p.replacement) as gates:
         for rows, inputs in batches(p.encoded, 1):
@@ -243,7 +243,7 @@ def test_scores_that_are_not_finite_are_refused():
 
 def test_importance_differs_by_seed_only_through_its_sample():
     p = problem(hooked(n_heads=4))
-    drawn = [OneShotImportancePruner(sample=32).prune(p, 0.5, seed).scores for seed in (0, 1)]
-    whole = [OneShotImportancePruner(sample=1000).prune(p, 0.5, seed).scores for seed in (0, 1)]
+    drawn = [ImportancePruner.one_shot(sample=32).prune(p, 0.5, seed).scores for seed in (0, 1)]
+    whole = [ImportancePruner.one_shot(sample=1000).prune(p, 0.5, seed).scores for seed in (0, 1)]
     assert not torch.allclose(*drawn, rtol=1e-3)
     torch.testing.assert_close(*whole, rtol=1e-4, atol=1e-6)

@@ -26,7 +26,7 @@ from .interactions import (
     most_super_additive,
 )
 from .plan import Plan, plan
-from .pruners import HardConcretePruner, OneShotImportancePruner, RandomPruner
+from .pruners import HardConcretePruner, ImportancePruner, RandomPruner
 from .subnetwork import Subnetwork
 from .tasks import Split, Task, load_task
 
@@ -41,9 +41,9 @@ __all__ = [
     "FineTuned",
     "Gates",
     "HardConcretePruner",
+    "ImportancePruner",
     "MeanActivations",
     "MeanFitter",
-    "OneShotImportancePruner",
     "Plan",
     "RandomPruner",
     "ResampleActivations",

@@ -49,7 +49,8 @@ def find_core(
         task: a name (see `load_task`) or a `Task`.
         sparsities: shares of units to remove; None takes the paper's for the task (GPT-2: .4 and .6).
         seeds: a list, or how many (12 gives the paper's 42 to 53).
-        pruner: `hard-concrete` (the paper's), `one-shot-importance`, `random`, or a pruner of your own.
+        pruner: `hard-concrete` (the paper's), `importance` (the lottery paper's three phases), `one-shot-importance`,
+            `random`, or a pruner of your own.
         preset: `fast` (minutes on two cores) or `paper` (exactly the published procedure), for a pruner given by name.
         prune_on: the split whose predictions masks must reproduce: None for the in-domain training data; a name, a
             list of names, or name -> share of a mixture.
@@ -123,6 +124,7 @@ def _problem(job: Plan) -> PruningProblem:
         gold.to(info.device),
         job.task.is_regression,
         job.autocast,
+        job.task.metric,
     )
 
 

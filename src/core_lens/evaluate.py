@@ -22,6 +22,7 @@ from .errors import CoreLensError, CoreLensWarning, ModelError, TaskError
 from .hooked import load_model, logits, model_info
 from .hooked.batches import Encoded, batches, encode
 from .intervals import bootstrap, wilson
+from .metrics import mcc, pearson
 from .subnetwork import Subnetwork
 from .tasks import Split, Task, better_assignment, class_order, load_task
 
@@ -203,7 +204,7 @@ def _figures(
     predicted = np.empty(0)
     if task.is_regression:
         x, y = output[:, 0], part["label"].to_numpy(dtype=float)
-        figures.append(("pearson", _pearson(x, y), *bootstrap(lambda w: _pearson(x, y, w), clusters, _DRAWS), n))
+        figures.append(("pearson", pearson(x, y), *bootstrap(lambda w: pearson(x, y, w), clusters, _DRAWS), n))
     else:
         predicted = split.predictions(output, task.labels)
         right = predicted == part["label"].to_numpy()
@@ -211,7 +212,7 @@ def _figures(
             index = {label: i for i, label in enumerate(split.label_names(task.labels))}
             k = len(index)
             cells = part["label"].map(index).to_numpy() * k + pd.Series(predicted).map(index).to_numpy()
-            figures.append(("mcc", _mcc(cells, k), *bootstrap(lambda w: _mcc(cells, k, w), clusters, _DRAWS), n))
+            figures.append(("mcc", mcc(cells, k), *bootstrap(lambda w: mcc(cells, k, w), clusters, _DRAWS), n))
         figures.append(("accuracy", right.mean(), *wilson(right.sum(), n), n))
     if teacher is not None:
         target = teacher[names].to_numpy(dtype=float)
@@ -235,24 +236,6 @@ def _balanced(
     low = value - np.hypot(a[0] - a[1], b[0] - b[1]) / 2
     high = value + np.hypot(a[2] - a[0], b[2] - b[0]) / 2
     return value, max(0.0, low), min(1.0, high), a[3] + b[3]
-
-
-def _pearson(x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> float:
-    """Pearson's r; nan where one side is constant."""
-    w = np.ones(len(x)) if weights is None else weights
-    if w.sum() == 0:
-        return float("nan")
-    dx, dy = x - np.average(x, weights=w), y - np.average(y, weights=w)
-    scale = np.sqrt((w * dx * dx).sum() * (w * dy * dy).sum())
-    return float((w * dx * dy).sum() / scale) if scale > 0 else float("nan")
-
-
-def _mcc(cells: np.ndarray, k: int, weights: np.ndarray | None = None) -> float:
-    """Matthews correlation over k classes (Gorodkin 2004) from gold * k + predicted; 0 where undefined, as is usual."""
-    c = np.bincount(cells, weights=weights, minlength=k * k).reshape(k, k).astype(float)
-    total, trace, t, p = c.sum(), np.trace(c), c.sum(axis=1), c.sum(axis=0)
-    scale = np.sqrt((total**2 - (p**2).sum()) * (total**2 - (t**2).sum()))
-    return float((trace * total - t @ p) / scale) if scale > 0 else 0.0
 
 
 def warn_about_labels(predictions: pd.DataFrame, task: Task, id2label: Mapping[int, str], order: Sequence[int]) -> None:

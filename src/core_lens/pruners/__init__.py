@@ -6,16 +6,17 @@ from typing import Literal
 
 from ..errors import PruningError
 from .base import Pruner, PruningProblem, PruningResult, check_sparsity, divergence, keep_highest
-from .baselines import OneShotImportancePruner, RandomPruner
+from .chance import RandomPruner
 from .hard_concrete import HardConcretePruner, paper_steps
+from .importance import ImportancePruner
 
-PRUNERS = (HardConcretePruner.name, OneShotImportancePruner.name, RandomPruner.name)
+PRUNERS = ("hard-concrete", "importance", "one-shot-importance", "random")
 """Names that `find_core` knows."""
 
 __all__ = [
     "PRUNERS",
     "HardConcretePruner",
-    "OneShotImportancePruner",
+    "ImportancePruner",
     "Pruner",
     "PruningProblem",
     "PruningResult",
@@ -39,11 +40,12 @@ def named_pruner(pruner: str | Pruner, preset: Literal["fast", "paper"] = "fast"
                 f"pruner={pruner!r} is no pruner object: pass a name, or an object like HardConcretePruner()."
             )
         return pruner
-    known: dict[str, Pruner] = {
-        HardConcretePruner.name: HardConcretePruner.paper() if preset == "paper" else HardConcretePruner(),
-        OneShotImportancePruner.name: OneShotImportancePruner(),
-        RandomPruner.name: RandomPruner(),
-    }
-    if pruner not in known:
-        raise PruningError(f"pruner={pruner!r} is not known: choose {', '.join(known)}, or pass a pruner object.")
-    return known[pruner]
+    known: tuple[Pruner, ...] = (
+        HardConcretePruner.paper() if preset == "paper" else HardConcretePruner(),
+        ImportancePruner(),
+        ImportancePruner.one_shot(),
+        RandomPruner(),
+    )
+    if pruner not in PRUNERS:
+        raise PruningError(f"pruner={pruner!r} is not known: choose {', '.join(PRUNERS)}, or pass a pruner object.")
+    return next(one for one in known if one.name == pruner)

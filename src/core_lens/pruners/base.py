@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 from transformer_lens.model_bridge import TransformerBridge
@@ -18,6 +18,7 @@ from ..ablation import Replacement
 from ..components import ComponentSet
 from ..errors import PruningError
 from ..hooked.batches import Encoded
+from ..metrics import mcc, pearson
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,7 @@ class PruningProblem:
             labels); for a regression task the gold value, [example, 1].
         is_regression: one real output; distances are squared errors instead of KL.
         autocast: run forward passes in bfloat16.
+        metric: the task's: `accuracy`, `mcc` or `pearson`.
     """
 
     model: TransformerBridge
@@ -44,6 +46,7 @@ class PruningProblem:
     gold: Bool[Tensor, "example label"] | Float[Tensor, "example 1"]
     is_regression: bool = False
     autocast: bool = False
+    metric: str = "accuracy"
 
     def __len__(self) -> int:
         return len(self.teacher)
@@ -58,6 +61,17 @@ class PruningProblem:
         if self.is_regression:
             return (logits - gold).square().sum(dim=-1)
         return logits.logsumexp(-1) - logits.masked_fill(~gold, -torch.inf).logsumexp(-1)
+
+    def score(self, outputs: Float[Tensor, "row label"], rows: Int[Tensor, " row"]) -> float:
+        """The task's metric over the examples `rows`, from a subnetwork's logits on them."""
+        gold, outputs = self.gold[rows.to(self.gold.device)].cpu(), outputs.cpu()
+        if self.is_regression:
+            return pearson(outputs[:, 0].double().numpy(), gold[:, 0].double().numpy())
+        said = outputs.argmax(dim=-1)
+        if self.metric == "mcc":
+            k = outputs.shape[1]
+            return mcc((gold.int().argmax(dim=-1) * k + said).numpy(), k)
+        return float(gold.gather(1, said[:, None]).double().mean())
 
 
 def divergence(teacher: Tensor, logits: Tensor, is_regression: bool = False) -> Float[Tensor, " batch"]:
@@ -88,7 +102,8 @@ class PruningResult:
 class Pruner(Protocol):
     """Chooses the units that stay."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str: ...
 
     @property
     def examples(self) -> int | None:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pandas as pd
 import torch
@@ -21,7 +21,7 @@ from ..gates import Gates, inject
 from ..hooked import bf16_autocast, logits
 from ..hooked.batches import batches
 from .base import PruningProblem, PruningResult, check_sparsity, keep_highest
-from .baselines import OneShotImportancePruner
+from .importance import ImportancePruner
 from .swaps import best_by_swaps
 
 
@@ -63,7 +63,6 @@ class HardConcretePruner:
         pad_to: pad every batch to this length (128 in the published code) or the model's longest; None pads to its longest row.
     """
 
-    name: ClassVar[str] = "hard-concrete"
     steps: int | None = 200
     ramp: float | None = 0.5
     batch_size: int = 32
@@ -124,6 +123,10 @@ class HardConcretePruner:
                 f"ramp={self.ramp!r} must lie in (0, 1]: the share of the steps that the target rises over."
             )
 
+    @property
+    def name(self) -> str:
+        return "hard-concrete"
+
     def config(self) -> Mapping[str, Any]:
         return asdict(self)
 
@@ -147,7 +150,7 @@ class HardConcretePruner:
         passes = 0
         masks = []
         if self.warm_start:
-            importance = OneShotImportancePruner(sample=self.warm_start, batch_size=self.batch_size)
+            importance = ImportancePruner.one_shot(sample=self.warm_start, batch_size=self.batch_size)
             start = importance.prune(problem, sparsity, seed)
             rank = start.scores.argsort().argsort().to(device) / max(1, len(units) - 1)
             passes += start.passes

@@ -29,6 +29,7 @@ from .intervals import over_seeds
 from .overlap import CoreHeads, Overlap
 from .run_folder import read_run, write_run
 from .significance import Null
+from .stability import jaccard
 from .subnetwork import Subnetwork
 from .tasks import Task, load_task
 
@@ -144,12 +145,7 @@ class Core:
 
     def jaccard(self) -> dict[float, float]:
         """Mean Jaccard index of kept units over pairs of seeds, per sparsity (nan for a single seed)."""
-        result = {}
-        for sparsity in self.sparsities:
-            masks = [s.mask.numpy() for s in self.at(sparsity)]
-            pairs = [(a & b).sum() / (a | b).sum() for a, b in combinations(masks, 2) if (a | b).any()]
-            result[sparsity] = float(np.mean(pairs)) if pairs else float("nan")
-        return result
+        return {sparsity: jaccard([s.mask.numpy() for s in self.at(sparsity)]) for sparsity in self.sparsities}
 
     def overlap(self, others: Mapping[str, Core] | Sequence[Core] = ()) -> Overlap:
         """The heads in all subnetworks beside the number that random selection would leave, exactly.

@@ -25,12 +25,14 @@ from .interactions import (
     interaction_map,
     most_super_additive,
 )
+from .magnitude import MagnitudePruner
 from .plan import Plan, plan
 from .pruners import HardConcretePruner, ImportancePruner, RandomPruner
 from .subnetwork import Subnetwork
 from .tasks import Split, Task, load_task
 
 __version__ = "0.1.0"
+from .weight_mask import WeightMask
 
 __all__ = [
     "Component",
@@ -42,6 +44,7 @@ __all__ = [
     "Gates",
     "HardConcretePruner",
     "ImportancePruner",
+    "MagnitudePruner",
     "MeanActivations",
     "MeanFitter",
     "Plan",
@@ -50,6 +53,7 @@ __all__ = [
     "Split",
     "Subnetwork",
     "Task",
+    "WeightMask",
     "ZeroActivations",
     "ablate",
     "ablation_table",

@@ -86,6 +86,11 @@ class EncoderAdapter(BertArchitectureAdapter):
             path = f"{embeddings}.token_type_embeddings"
             self.component_mapping["token_type_embed"] = EmbeddingBridge(name=path)
 
+    @classmethod
+    def writers(cls) -> tuple[str, str, str]:
+        """Paths of the blocks, and in a block of the layers that write heads and the MLP to the residual stream."""
+        return f"{cls.base}.{cls.layers}", f"{cls.block['attn']}.{cls.block['o']}", cls.block["out"]
+
     def _norm(self, name: str) -> NormalizationBridge:
         return NormalizationBridge(name=name, config=self.cfg, use_native_layernorm_autograd=True)
 
@@ -148,6 +153,7 @@ class DecoderAdapter(ArchitectureAdapter):
     supports_generation: bool = False
     is_causal: ClassVar[bool] = True
     reads_token_types: ClassVar[bool] = False
+    paths: ClassVar[tuple[str, str, str]] = ("model.layers", "self_attn.o_proj", "mlp.down_proj")
 
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
@@ -155,9 +161,16 @@ class DecoderAdapter(ArchitectureAdapter):
         del self.component_mapping["unembed"]
         self.component_mapping["classifier"] = LinearBridge(name="score")
 
+    @classmethod
+    def writers(cls) -> tuple[str, str, str]:
+        """As `EncoderAdapter.writers`."""
+        return cls.paths
+
 
 class GPT2ClassifierAdapter(DecoderAdapter, GPT2ArchitectureAdapter):
     """`GPT2ForSequenceClassification`."""
+
+    paths = ("transformer.h", "attn.c_proj", "mlp.c_proj")
 
 
 class LlamaClassifierAdapter(DecoderAdapter, LlamaArchitectureAdapter):

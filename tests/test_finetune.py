@@ -8,9 +8,20 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from builders import frame, random_task
-from core_lens import CoreLensError, Split, Task, evaluate, finetune
+from core_lens import (
+    CoreLensError,
+    Split,
+    Subnetwork,
+    Task,
+    ZeroActivations,
+    evaluate,
+    finetune,
+    load_model,
+    model_info,
+)
 from core_lens.errors import SavedFileError
 from core_lens.finetune import _Keeper
+from core_lens.magnitude import magnitude_mask
 from tiny_models import LABELS, tiny_model, tiny_tokenizer
 
 
@@ -138,3 +149,29 @@ def test_a_head_that_names_the_labels_keeps_its_order_and_the_users_model_is_lef
     assert made.curve["value"].tolist() == pytest.approx(untouched["value"].tolist(), abs=1e-6)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.requires_grad for p in model.parameters())
+
+
+def test_a_ticket_is_trained_with_its_mask_fixed(pretrained, tmp_path):
+    """Removed weights are 0 at every checkpoint, all others are trained; ablating what is not there changes nothing."""
+    whole = tiny_model("bert")
+    mask = magnitude_mask(whole, 0.6)
+    made = tune(pretrained, tmp_path / "weights", keep=mask, learning_rate=1e-2)
+    for folder in made.checkpoints.values():
+        for name, weight in AutoModelForSequenceClassification.from_pretrained(folder).named_parameters():
+            if name in mask.kept:
+                assert (weight[~mask.kept[name]] == 0).all(), name
+                moved = (weight != whole.get_parameter(name))[mask.kept[name]]
+                assert moved.float().mean() > 0.95, name
+    bridge = load_model(whole, tokenizer=tiny_tokenizer("bert"))
+    zero = ZeroActivations(model_info(bridge).weight_hash)
+    subnetwork = Subnetwork.of(bridge, ["L0.H0", "L0.MLP", "L1.H1"], zero)
+    made = tune(pretrained, tmp_path / "heads", keep=subnetwork, learning_rate=1e-2)
+    tuned = load_model(made.final, device="cpu")
+    ours = Subnetwork(subnetwork.units, subnetwork.mask, ZeroActivations(model_info(tuned).weight_hash))
+    table = evaluate(tuned, random_task(), ours).set_index(["split", "group", "metric"])["value"]
+    assert table[:, "all", "kl"].max() < 1e-6 and table[:, "all", "agreement"].min() == 1
+    curve = made.curve[(made.curve.step == 6)].set_index(["split", "group", "metric"])["value"]
+    assert curve["dev", "all", "accuracy"] == table["dev", "all", "accuracy"]
+    for keep in (None, mask):  # the folder knows what it trains
+        with pytest.raises(SavedFileError, match="another kept"):
+            tune(pretrained, tmp_path / "heads", keep=keep, learning_rate=1e-2)

@@ -30,7 +30,9 @@ from .files import check_folder, claim_folder, read_table, versions_and_time, wr
 from .hooked import bf16_attention, shipped
 from .hooked.batches import Encoded, encode
 from .hooked.info import hash_weights
+from .subnetwork import Subnetwork
 from .tasks import Split, Task, class_order, load_task
+from .weight_mask import WeightMask, without_components
 
 PAPER_SCHEDULE = {"mnli": (61_360, 32), "qqp": (40_000, 128)}
 """(steps, batch size) of the Heuristic Core, Appendix A."""
@@ -72,6 +74,7 @@ def finetune(
     seed: int = 42,
     bf16: bool = False,
     freeze_word_embeddings: bool = False,
+    keep: Subnetwork | WeightMask | None = None,
     splits: Iterable[str] | str | None = None,
     max_examples: int | None = 1000,
     device: str | None = None,
@@ -98,6 +101,8 @@ def finetune(
         seed: of the new head, the order of the data and dropout.
         bf16: mixed precision.
         freeze_word_embeddings: leave the word embeddings as they are (faster on a CPU).
+        keep: train only this part of the model, with its mask fixed (a lottery ticket): what the mask removes is 0 from the
+            first step to the last (see `without_components` for the means of a `Subnetwork`).
         splits: what to evaluate, as in `Task.select`.
         max_examples: evaluated per split; None for all.
         device: `cpu`, `cuda` or `mps`; the best there is by default.
@@ -126,12 +131,17 @@ def finetune(
     torch.manual_seed(seed)  # the new head
     network, reader, order = _classifier(model, tokenizer, chosen)
     source = type(model).__name__ if isinstance(model, PreTrainedModel) else str(model)
+    weight_hash = hash_weights(network, source)
+    mask = without_components(network, keep) if isinstance(keep, Subnetwork) else keep
+    if mask is not None:
+        mask.hold(network)
     claim_folder(folder, "finetune.json", {
-        "model": {"source": source, "architecture": type(network).__name__, "weight_hash": hash_weights(network, source)},
+        "model": {"source": source, "architecture": type(network).__name__, "weight_hash": weight_hash},
         "task": chosen.name, "labels": dict(zip(chosen.labels, order, strict=False)),
         "data": {split.name: split.fingerprint() for split in (train[0], *evaluated)},
         "steps": total, "batch_size": batch, "every": every, "learning_rate": learning_rate, "warmup_steps": warmup_steps,
         "weight_decay": weight_decay, "seed": seed, "bf16": bf16, "freeze_word_embeddings": freeze_word_embeddings,
+        **({} if mask is None else {"kept": hash_weights(network, source)}),  # of the weights as training finds them
     })  # fmt: skip
     if not (folder / "about.json").is_file():
         write_json(folder / "about.json", versions_and_time())
@@ -169,7 +179,7 @@ def finetune(
             args=arguments,
             train_dataset=_Rows(encoded, _targets(chosen, order)),
             data_collator=DataCollatorWithPadding(reader),
-            callbacks=[keeper],
+            callbacks=[keeper] if mask is None else [_Holder(mask, network), keeper],
         )
         with bf16_attention(network.device.type, bf16):
             trainer.train(resume_from_checkpoint=_resumable(folder / "resume"))
@@ -194,6 +204,16 @@ class _Rows(torch.utils.data.Dataset):
         if self.encoded.types is not None:
             row["token_type_ids"] = self.encoded.types[part].tolist()
         return row
+
+
+class _Holder(TrainerCallback):
+    """Sets removed weights back to 0 after every step, so that every forward pass finds them there."""
+
+    def __init__(self, mask: WeightMask, model: PreTrainedModel) -> None:
+        self.mask, self.model = mask, model
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.mask.hold(self.model)
 
 
 class _Keeper(TrainerCallback):

@@ -4,7 +4,7 @@ import core_lens
 core = core_lens.find_core("lab", task="lab")
 """
 
-from . import lab, stability
+from . import lab, stability, tickets
 from .ablation import MeanActivations, MeanFitter, ResampleActivations, ZeroActivations, fit_means
 from .api import find_core
 from .comparison import compare_cores
@@ -76,4 +76,5 @@ __all__ = [
     "most_super_additive",
     "plan",
     "stability",
+    "tickets",
 ]

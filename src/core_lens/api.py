@@ -12,14 +12,12 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from .ablation import Replacement, ResampleActivations, ZeroActivations, fit_means
 from .core import Core, notes_on
 from .errors import SavedFileError
 from .evaluate import predict, score, warn_about_labels
 from .files import check_folder, claim_folder, differences, read_table, versions_and_time, write_table
-from .hooked import logits, model_info
-from .hooked.batches import Encoded, batches, encode
-from .plan import Plan, plan
+from .hooked import model_info
+from .plan import Plan, plan, problem_of
 from .pruners import Pruner, PruningProblem
 from .selection import PruneOn
 from .subnetwork import Subnetwork
@@ -85,7 +83,7 @@ def find_core(
 
     full = predict(job.model, job.task, job.reported, job.order, None, job.batch_size, job.encoded)
     warn_about_labels(full, job.task, model_info(job.model).id2label, job.order)
-    problem = _problem(job)
+    problem = problem_of(job)
     subnetworks: list[Subnetwork] = []
     predictions = {"full": full}
     for sparsity, seed in tqdm(job.runs, desc="subnetworks", unit="run"):
@@ -98,46 +96,6 @@ def find_core(
     if folder is not None:
         core.save(folder)
     return core
-
-
-def _problem(job: Plan) -> PruningProblem:
-    """Means and the full model's logits, computed once and shared by all runs."""
-    info = model_info(job.model)
-    n = len(job.selection)
-    encoded = job.encoded[job.selection.split.name]
-    teacher = torch.empty(n, info.num_labels)
-    with torch.inference_mode():
-        cut = batches(encoded, job.batch_size, device=info.device)
-        for rows, inputs in tqdm(cut, "full model", -(-n // job.batch_size), unit="batch", leave=False):
-            teacher[rows] = logits(job.model, inputs).float().cpu()
-    gold = job.selection.gold
-    if not job.task.is_regression:
-        by_class = torch.zeros(n, info.num_labels, dtype=torch.bool)
-        by_class[:, list(job.order)] = gold
-        gold = by_class
-    return PruningProblem(
-        job.model,
-        job.units,
-        _replacement(job, encoded),
-        encoded,
-        teacher.to(info.device),
-        gold.to(info.device),
-        job.task.is_regression,
-        job.autocast,
-        job.task.metric,
-    )
-
-
-def _replacement(job: Plan, selection: Encoded) -> Replacement:
-    info = model_info(job.model)
-    if job.ablation == "zero":
-        return ZeroActivations(info.weight_hash)
-    if job.ablation == "resample":
-        rows = torch.arange(min(32, len(selection)))
-        ((_, donors),) = batches(selection, len(rows), rows=rows, device=info.device)
-        return ResampleActivations(donors, info.weight_hash)
-    encoded = encode(job.means, job.model.tokenizer, job.task.max_length)
-    return fit_means(job.model, batches(encoded, job.batch_size, device=info.device), job.positions, len(encoded))
 
 
 def _run(

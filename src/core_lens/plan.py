@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from tqdm.auto import tqdm
 from transformer_lens.model_bridge import TransformerBridge
 
-from .ablation import Mode, Positions, ZeroActivations
+from .ablation import Mode, Positions, Replacement, ResampleActivations, ZeroActivations, fit_means
 from .components import ComponentSet
 from .errors import CoreLensError, PruningError
 from .evaluate import check_numbers
 from .gates import inject
 from .hooked import bf16_autocast, component_set, load_model, logits, model_info
 from .hooked.batches import Encoded, batches, encode
-from .pruners import Pruner, check_sparsity, named_pruner
+from .pruners import Pruner, PruningProblem, check_sparsity, named_pruner
 from .selection import MEAN_EXAMPLES, PruneOn, Selection, means_split, separate
 from .tasks import Split, Task, class_order, load_task
 
@@ -178,6 +179,46 @@ def plan(
     )  # fmt: skip
     object.__setattr__(job, "seconds", _estimate(job))
     return job
+
+
+def problem_of(job: Plan) -> PruningProblem:
+    """Means and the full model's logits, computed once and shared by all runs."""
+    info = model_info(job.model)
+    n = len(job.selection)
+    encoded = job.encoded[job.selection.split.name]
+    teacher = torch.empty(n, info.num_labels)
+    with torch.inference_mode():
+        cut = batches(encoded, job.batch_size, device=info.device)
+        for rows, inputs in tqdm(cut, "full model", -(-n // job.batch_size), unit="batch", leave=False):
+            teacher[rows] = logits(job.model, inputs).float().cpu()
+    gold = job.selection.gold
+    if not job.task.is_regression:
+        by_class = torch.zeros(n, info.num_labels, dtype=torch.bool)
+        by_class[:, list(job.order)] = gold
+        gold = by_class
+    return PruningProblem(
+        job.model,
+        job.units,
+        _replacement(job, encoded),
+        encoded,
+        teacher.to(info.device),
+        gold.to(info.device),
+        job.task.is_regression,
+        job.autocast,
+        job.task.metric,
+    )
+
+
+def _replacement(job: Plan, selection: Encoded) -> Replacement:
+    info = model_info(job.model)
+    if job.ablation == "zero":
+        return ZeroActivations(info.weight_hash)
+    if job.ablation == "resample":
+        rows = torch.arange(min(32, len(selection)))
+        ((_, donors),) = batches(selection, len(rows), rows=rows, device=info.device)
+        return ResampleActivations(donors, info.weight_hash)
+    encoded = encode(job.means, job.model.tokenizer, job.task.max_length)
+    return fit_means(job.model, batches(encoded, job.batch_size, device=info.device), job.positions, len(encoded))
 
 
 def _seeds(seeds: int | Iterable[int]) -> list[int]:

@@ -139,3 +139,12 @@ def test_ctrl_c_ends_cleanly_and_the_run_continues(here, tmp_path):
     subprocess.run([sys.executable, "-m", "core_lens", *words], check=True, capture_output=True, env={**os.environ})
     assert len(Core.load(run).subnetworks) == 6
     assert json.loads((run / "run.json").read_text())["format"] == 1
+
+
+def test_lottery_prints_its_tables(tmp_path, capsys):
+    args = ["lottery", "lab-pretrained", "--tasks", "lab", "--out", str(tmp_path / "l"), "--seeds", "2", "--steps", "5"]
+    assert main([*args, "--max-train", "100", "--max-examples", "40", "--no-retrain", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "the half unseen in pruning" in out and "m-bad" in out and "kappa" in out and "retrained" not in out
+    assert main([*args[:2], "--tasks", "labb", *args[4:]]) == 1
+    assert "labb" in capsys.readouterr().err

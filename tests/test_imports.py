@@ -13,7 +13,7 @@ FLOORS = {
     "pruners": 3, "magnitude": 3, "tickets": 3, "evaluate": 3, "finetune": 3, "significance": 3, "stability": 3, "run_folder": 3,
     "overlap": 4, "core": 4, "heads": 4, "ablation_runs": 4, "interactions": 4, "effective_size": 4,
     "comparison": 5, "plan": 5, "viz": 5,
-    "report": 6, "api": 6, "scripts": 7, "cli": 7, "__init__": 8, "__main__": 8,
+    "report": 6, "api": 6, "lottery": 6, "scripts": 7, "cli": 7, "__init__": 8, "__main__": 8,
 }  # fmt: skip
 LATE = {
     ("tasks", "lab"),

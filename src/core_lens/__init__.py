@@ -25,6 +25,7 @@ from .interactions import (
     interaction_map,
     most_super_additive,
 )
+from .lottery import Lottery, lottery
 from .magnitude import MagnitudePruner
 from .plan import Plan, plan
 from .pruners import HardConcretePruner, ImportancePruner, RandomPruner
@@ -44,6 +45,7 @@ __all__ = [
     "Gates",
     "HardConcretePruner",
     "ImportancePruner",
+    "Lottery",
     "MagnitudePruner",
     "MeanActivations",
     "MeanFitter",
@@ -72,6 +74,7 @@ __all__ = [
     "lab",
     "load_model",
     "load_task",
+    "lottery",
     "model_info",
     "most_super_additive",
     "plan",

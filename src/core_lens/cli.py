@@ -17,6 +17,7 @@ from .core import Core
 from .errors import CoreLensError, CoreLensWarning
 from .evaluate import evaluate
 from .finetune import finetune
+from .lottery import lottery
 from .plan import plan
 from .pruners import PRUNERS, HardConcretePruner
 from .report import write_report
@@ -82,6 +83,23 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--seed", type=int, default=42)
     tune.add_argument("--bf16", action="store_true", help="mixed precision")
     tune.add_argument("--freeze-word-embeddings", action="store_true")
+
+    study = _command(commands, "lottery", "good, random and bad subnetworks over tasks, pruned and retrained", _lottery)
+    study.add_argument("model", help="pretrained: hub id, local folder, or lab-pretrained")
+    study.add_argument("--tasks", nargs="+", required=True, metavar="TASK", help=f"of {', '.join([*CORPORA, 'lab'])}")
+    study.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="continues an interrupted study")
+    study.add_argument("--seeds", type=int, default=5, help="how many of the paper's")
+    study.add_argument("--ablation", default="zero", choices=("zero", "mean"))
+    study.add_argument("--no-retrain", action="store_true", help="score tickets pruned only (a tenth of the time)")
+    study.add_argument("--steps", type=int, help="optimiser steps of every fine-tuning (3 epochs)")
+    study.add_argument("--batch-size", type=int, default=32)
+    study.add_argument("--learning-rate", type=float, default=2e-5)
+    study.add_argument("--bf16", action="store_true", help="mixed precision")
+    study.add_argument("--freeze-word-embeddings", action="store_true")
+    study.add_argument("--max-train", type=int, metavar="N", help="training examples (all)")
+    study.add_argument("--max-examples", type=int, metavar="N", help="evaluation examples, of each half (all)")
+    study.add_argument("--data-dir", type=Path, metavar="FOLDER", help="the tasks' files, a folder for each task")
+    study.add_argument("--device", help="cpu, cuda, mps (the best there is)")
 
     demo = _command(commands, "demo", "find the core of the model that comes with the package", _demo)
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="FOLDER")
@@ -215,6 +233,25 @@ def _finetune(args: argparse.Namespace) -> None:
     whole = made.curve[made.curve["group"] == "all"]
     print(whole.pivot(index="step", columns=["split", "metric"], values="value").to_string(float_format=_three))
     print(f"\nthe last checkpoint is {made.final}")
+
+
+def _lottery(a: Any) -> None:
+    result = lottery(
+        a.model, a.tasks, a.out, seeds=a.seeds, ablation=a.ablation, retrain=not a.no_retrain, max_train=a.max_train,
+        max_examples=a.max_examples, data_dir=a.data_dir, device=a.device, steps=a.steps, batch_size=a.batch_size,
+        learning_rate=a.learning_rate, bf16=a.bf16, freeze_word_embeddings=a.freeze_word_embeddings,
+    )  # fmt: skip
+    print(result)
+    for name, table in (
+        (
+            "kept by the good tickets",
+            result.sizes.groupby("task", sort=False).mean(numeric_only=True).drop(columns="seed"),
+        ),
+        ("their stability over seeds", result.stability()),
+        ("heads that tasks share", result.overlap()),
+    ):
+        print(f"\n{name}:\n{table.round(3).to_string()}")
+    print(f"\nthe tables' rows and the tickets are in {a.out}", file=sys.stderr)
 
 
 def _demo(args: argparse.Namespace) -> None:

@@ -19,6 +19,7 @@ from transformers import (
     AutoTokenizer,
     DataCollatorWithPadding,
     PreTrainedModel,
+    ProgressCallback,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -181,6 +182,8 @@ def finetune(
             data_collator=DataCollatorWithPadding(reader),
             callbacks=[keeper] if mask is None else [_Holder(mask, network), keeper],
         )
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(_Bar)
         with bf16_attention(network.device.type, bf16):
             trainer.train(resume_from_checkpoint=_resumable(folder / "resume"))
         keeper.keep(network, total)
@@ -204,6 +207,13 @@ class _Rows(torch.utils.data.Dataset):
         if self.encoded.types is not None:
             row["token_type_ids"] = self.encoded.types[part].tolist()
         return row
+
+
+class _Bar(ProgressCallback):
+    """The Trainer's progress bar, without its prints."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        pass
 
 
 class _Holder(TrainerCallback):

@@ -1,0 +1,185 @@
+"""The lottery study: what it reports is what its tickets score, by another path; and it continues where it stopped."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from transformers import AutoModelForSequenceClassification
+
+from builders import frame
+from core_lens import (
+    CoreLensError,
+    ImportancePruner,
+    MagnitudePruner,
+    Split,
+    Subnetwork,
+    Task,
+    WeightMask,
+    evaluate,
+    finetune,
+)
+from core_lens.lottery import TICKETS, _halved, _seeds, _Study, lottery
+from core_lens.tasks import split_clusters
+from tiny_models import LABELS, tiny_model, tiny_tokenizer
+
+TRAINING = {"steps": 20, "batch_size": 16, "learning_rate": 3e-3}
+
+
+def task(name: str = "word") -> Task:
+    """A label that one word gives away."""
+    data = [frame(n, seed) for n, seed in ((160, 0), (80, 1))]
+    for part in data:
+        part["label"] = part["text_a"].map(lambda text: LABELS[0] if "doctor" in text else LABELS[1])
+    return Task(name, LABELS[:2], (Split("train", "train", data[0]), Split("dev", "id", data[1])), metric="mcc")
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "encoder"
+    tiny_model("bert", n_heads=4).bert.save_pretrained(folder)
+    tiny_tokenizer("bert").save_pretrained(folder)
+    return folder
+
+
+def settings(**changes) -> dict:
+    return {"seeds": [3, 4], "pruner": ImportancePruner(examples=None, stop=0.8), "magnitude": MagnitudePruner(max_steps=3),
+            "device": "cpu", **TRAINING} | changes  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(pretrained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("out") / "lottery"
+    return lottery(pretrained, [task(), task("again")], folder, **settings()), folder
+
+
+def test_every_ticket_is_scored_on_both_halves(made):
+    result, folder = made
+    keys = result.scores[["task", "seed", "ticket", "how", "split"]].drop_duplicates()
+    assert len(keys) == 2 * 2 * (1 + 2 * len(TICKETS)) * 2
+    assert set(result.scores["metric"]) == {"mcc", "accuracy"}
+    assert not list(folder.rglob("work")) and not list(folder.rglob("model.safetensors"))
+
+
+def test_scores_are_those_of_the_tickets(made, pretrained, tmp_path):
+    """The same fine-tuning again, then the saved tickets applied to it: as components by hooks, as weights by hand."""
+    result, folder = made
+    halves = _halved(task(), None, None)
+    tuned = finetune(
+        pretrained, halves, tmp_path / "full", seed=3, every=100, splits=["seen", "unseen"], device="cpu", **TRAINING
+    )
+    there = result.scores.query("task == 'word' and seed == 3").set_index(["ticket", "how", "split", "metric"])["value"]
+    place = folder / "word" / "seed-3"
+    for name in ("s-good", "s-random", "s-bad"):
+        subnetwork = Subnetwork.load(place / f"{name}.safetensors")
+        table = evaluate(tuned.final, halves, subnetwork, device="cpu").set_index(["split", "metric"])["value"]
+        for split in ("seen", "unseen"):
+            assert there[name, "pruned", split, "accuracy"] == pytest.approx(table[split, "accuracy"])
+            assert there[name, "pruned", split, "mcc"] == pytest.approx(table[split, "mcc"])
+    network = AutoModelForSequenceClassification.from_pretrained(tuned.final)
+    for name in ("m-good", "m-random", "m-bad"):
+        pruned = WeightMask.load(place / f"{name}.safetensors").apply(network)
+        table = evaluate(pruned, halves, tokenizer=tiny_tokenizer("bert"), device="cpu").set_index(["split", "metric"])[
+            "value"
+        ]
+        assert there[name, "pruned", "unseen", "accuracy"] == pytest.approx(table["unseen", "accuracy"])
+    again = finetune(
+        pretrained, halves, tmp_path / "again", seed=3, every=100, splits=["seen", "unseen"], device="cpu", **TRAINING,
+        keep=Subnetwork.load(place / "s-bad.safetensors"),
+    )  # fmt: skip
+    table = again.curve.set_index(["split", "metric"])["value"]
+    assert there["s-bad", "retrained", "unseen", "mcc"] == pytest.approx(table["unseen", "mcc"])
+
+
+def test_tickets_of_a_seed_are_of_one_size_and_good_ones_hold(made):
+    result, folder = made
+    full = result.scores.query("ticket == 'full' and split == 'seen' and metric == 'mcc'").set_index(["task", "seed"])[
+        "value"
+    ]
+    for row in result.sizes.itertuples():
+        place = folder / row.task / f"seed-{row.seed}"
+        for name in ("s-good", "s-random", "s-bad"):
+            ticket = Subnetwork.load(place / f"{name}.safetensors")
+            assert (len(ticket.heads), len(ticket.components) - len(ticket.heads)) == (row.heads, row.mlps)
+        shares = [1 - WeightMask.load(place / f"m-{name}.safetensors").sparsity for name in ("good", "random", "bad")]
+        assert shares == pytest.approx([row.weights] * 3)
+    held = result.scores.query("how == 'pruned' and split == 'seen' and metric == 'mcc'").set_index(
+        ["ticket", "task", "seed"]
+    )["value"]
+    for (name, seed), value in full.items():
+        assert held["s-good", name, seed] >= 0.8 * value - 1e-9 and held["m-good", name, seed] >= 0.9 * value - 1e-9
+
+
+def test_tables_by_hand(made):
+    result, _ = made
+    table = result.table()
+    assert list(table.index)[:3] == [("full", ""), ("s-good", "pruned"), ("s-good", "retrained")] and len(table) == 13
+    values = result.scores.query(
+        "task == 'again' and ticket == 'm-bad' and how == 'pruned' and split == 'unseen' and metric == 'mcc'"
+    )["value"]
+    assert table.loc[("m-bad", "pruned"), ("again", "mean")] == pytest.approx(sum(values) / 2)
+    assert table.loc[("m-bad", "pruned"), ("again", "std")] == pytest.approx(
+        abs(values.iloc[0] - values.iloc[1]) / 2**0.5
+    )
+    assert list(result.stability().index) == [("word", "head"), ("again", "head"), ("word", "mlp"), ("again", "mlp")]
+    survival = result.survival().query("task == 'word'")
+    assert survival["heads"].mean() * 8 == pytest.approx(result.sizes.query("task == 'word'")["heads"].mean())
+    assert len(result.overlap()) == 3 and "unseen in pruning" in repr(result)
+
+
+def test_it_continues_with_what_is_missing(made, pretrained, monkeypatch):
+    result, folder = made
+    (folder / "again" / "seed-4" / "scores.parquet").unlink()
+    ran, run = [], _Study.run
+
+    def counted(self, task, seed, place):
+        ran.append((task.name, seed))
+        return run(self, task, seed, place)
+
+    monkeypatch.setattr(_Study, "run", counted)
+    second = lottery(pretrained, [task(), task("again")], folder, **settings())
+    assert ran == [("again", 4)]
+    pd.testing.assert_frame_equal(result.scores, second.scores)
+    with pytest.raises(CoreLensError, match="another ablation"):
+        lottery(pretrained, [task(), task("again")], folder, **settings(ablation="mean"))
+
+
+def test_halves_share_no_premise_and_lose_none():
+    halves = _halved(task(), 50, None)
+    seen, unseen = (set(halves.split(name).data["cluster"]) for name in ("seen", "unseen"))
+    assert not seen & unseen and len(halves.split("seen")) + len(halves.split("unseen")) == 80
+    assert len(halves.split("train")) == 50
+    first, _ = split_clusters(task().split("dev"), 0.5)
+    assert set(first.data["cluster"]) == seen
+
+
+def test_seeds_are_the_papers():
+    assert _seeds(3) == [1337, 42, 86] and _seeds(7)[5:] == [167, 168] and _seeds([9, 1]) == [9, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": 0}, "seeds=0"),
+        ({"seeds": [1, 1]}, "seeds="),
+        ({"ablation": "resample"}, "ablation='resample'"),
+        ({"pruner": ImportancePruner(stop=None)}, "steps='phases'"),
+        ({"max_train": 0}, "max_train=0"),
+        ({"tasks": []}, "name at least one task"),
+        ({"tasks": [task(), task()]}, "each once"),
+        ({"tasks": [replace(task(), splits=task().splits[:1])]}, "no in-domain split"),
+    ],
+)
+def test_mistakes(pretrained, tmp_path, changes, message):
+    given = settings(tasks=[task()]) | changes
+    with pytest.raises(CoreLensError, match=message):
+        lottery(pretrained, given.pop("tasks"), tmp_path / "out", **given)
+    assert not (tmp_path / "out" / "lottery.json").exists()
+
+
+def test_masks_are_arrays_by_seed(made):
+    result, _ = made
+    heads, mlps = result.masks()["word"], result.masks("mlp")["word"]
+    assert heads.shape == (2, 2, 4) and mlps.shape == (2, 2)
+    assert [int(m.sum()) for m in heads] == result.sizes.query("task == 'word'")["heads"].tolist()
+    assert np.array_equal(heads[1].ravel(), result.good["word"][1].mask[:8].numpy())

@@ -42,7 +42,7 @@ def test_the_python_blocks_run_one_after_the_other(tmp_path):
 @pytest.mark.slow
 def test_the_shell_commands_run_one_after_the_other(tmp_path):
     lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("core-lens ")]
-    assert {line.split()[1] for line in lines} == {"find-core", "show", "evaluate", "finetune"}
+    assert {line.split()[1] for line in lines} == {"find-core", "show", "report", "evaluate", "finetune", "lottery"}
     for line in lines:
         assert run(shlex.split(line), tmp_path)
 

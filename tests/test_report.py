@@ -233,22 +233,22 @@ def test_the_summary_of_a_made_run():
     )
     assert told(texts, "Core").startswith("1 of 8 heads is in all 4 subnetworks: L0.H0.")
     # Independent draws of 3, 2, 2 and 1 of 8 heads share 8 * 3/8 * 2/8 * 2/8 * 1/8 of them on average.
-    assert "would share 0.023 (p = 0.023)" in told(texts, "Core")
+    assert "would share 0.023 on average (p = 0.023)" in told(texts, "Core")
     assert told(texts, "In domain") == (
         "On dev the full model's accuracy is 90.0 % [85.0, 94.0]; that of the subnetworks is 88.5 % [82.1, 94.9] at "
         "40 % and 65.0 % [1.5, 100.0] at 80 % (mean and 95 % interval over seeds)."
     )
     assert told(texts, "Out of domain") == (
         "At 80 % sparsity the fall is largest on hard: accuracy 60.0 % [55.0, 64.0] in the full model, 20.0 % [0.0, "
-        "100.0] in the subnetworks. The 2 seeds lie between 60.0 and 70.0 % on dev, and between 10.0 and 30.0 % on "
-        "hard, where they differ most."
+        "100.0] in the subnetworks. The 2 seeds have 60.0 to 70.0 % on dev, and 10.0 to 30.0 % on hard, where they "
+        "differ most."
     )
     # In domain both seeds pass at 40 %, so 60 % of the units. Out of domain with the companion (.775 in full) one does (.75),
     # one does not (.7) and counts as 100 %; Student's t of two is wider than shares can be.
     assert told(texts, "Effective size") == (
         "The smallest subnetwork within 3 points of the full model, among sparsities 40 % and 80 % (mean over 2 "
-        "seeds): in domain it keeps 60 % [60, 60] of the units; out of domain with the companion splits it keeps 80 "
-        "% [0, 100] of the units."
+        "seeds, of which one without any counts as 100 %): in domain it keeps 60 % [60, 60] of the units; out of domain "
+        "with the companion splits it keeps 80 % [0, 100] of the units."
     )
 
 
@@ -266,9 +266,143 @@ def test_no_core_head():
     kept = (["L0.H0"], ["L0.H1"], ["L0.H0"], ["L1.H1"])
     findings = found(a_core(four(kept), ACCURACY, FULL))
     assert told(summary(findings), "Core").startswith(
-        "No head is in all 4 subnetworks; the most frequent, L0.H0, is in 50%."
+        "No head is in all 4 subnetworks; the most frequent, L0.H0, is in 50 %."
     )
     assert not told(summary(findings), "Ablated alone")
+
+
+def test_falls_and_rises_are_told_apart():
+    task = random_task()
+    outside = tuple(replace(s, role="ood", companion=None) if s.name == "easy" else s for s in task.splits)
+    outside = tuple(replace(s, companion=None) for s in outside)
+
+    def text(hard, easy) -> str:
+        accuracy = ACCURACY | {"hard": (0.5, 0.5, *hard), "easy": (0.5, 0.5, *easy)}
+        return told(summary(found(a_core(four(), accuracy, FULL), replace(task, splits=outside))), "Out of domain")
+
+    # In full .6 on hard, .95 on easy.
+    assert text((0.1, 0.3), (0.9, 0.8)).startswith("At 80 % sparsity the fall is largest on hard: accuracy 60.0 %")
+    assert ", and smallest on easy: accuracy 95.0 %" in text((0.1, 0.3), (0.9, 0.8))
+    rising = text((0.7, 0.7), (0.9, 0.9))
+    assert "the fall is largest on easy: accuracy" in rising and ", and there is none on hard: accuracy" in rising
+    none = text((0.9, 0.9), (1.0, 1.0))
+    assert none.startswith("At 80 % sparsity there is no fall out of domain; nearest to one is easy: accuracy 95.0 %")
+    assert ", and smallest on hard: accuracy 60.0 %" in none
+    assert none.endswith("The 2 seeds have 60.0 to 70.0 % on dev, and 90.0 % on hard.")
+
+
+def test_a_sparsity_with_one_seed_beside_one_with_two():
+    three = {split: values[:3] for split, values in ACCURACY.items()}
+    findings = found(a_core(four()[:3], three, FULL), random_task())
+    assert "2 seeds at 40 % and 1 seed at 80 % of 8 heads" in told(summary(findings), "Run")
+    assert told(summary(findings), "In domain").endswith(
+        "88.5 % [82.1, 94.9] at 40 % and 60.0 % at 80 % (mean and 95 % interval over seeds, none where there is one seed)."
+    )
+
+
+def with_tables(heads: list[str], splits: tuple[str, ...] = ("dev", "hard", "easy")) -> Findings:
+    """Of a run whose core is `heads`, with made ablations: every head drops by .5, together they drop by 2."""
+    kept = [[*heads, "L0.MLP"], [*heads], [*heads, "L0.MLP"], [*heads]]
+    made_ = found(a_core(four(kept), ACCURACY, FULL), random_task())
+    single = [
+        (head, split, metric, 0.5 + 0.1 * (split == "hard"), 0.3, 0.7, 40, 0.1)
+        for metric in ("margin", "accuracy")
+        for head in [*heads, "mean of others"]
+        for split in splits
+    ]
+    columns = ["ablated", "split", "metric", "drop", "drop_low", "drop_high", "n", "p"]
+    made_.single = pd.DataFrame(single, columns=columns)
+    if len(heads) > 1:
+        rows = [
+            (
+                " & ".join(heads),
+                2,
+                half,
+                split,
+                "margin",
+                2.0,
+                1.0,
+                1.0,
+                low,
+                high,
+                20,
+                len(heads) * (len(heads) - 1) // 2,
+            )
+            for half, low, high in (("test", 0.2, 1.8), ("selection", np.nan, np.nan))
+            for split in ("pooled", *splits)
+        ]
+        columns = [
+            "ablated",
+            "size",
+            "half",
+            "split",
+            "metric",
+            "joint",
+            "singles",
+            "value",
+            "low",
+            "high",
+            "n",
+            "candidates",
+        ]
+        made_.best = pd.DataFrame(rows, columns=columns)
+    alone = [("core", split, "accuracy", 0.75, 0.5, 0.9, 1 / 21) for split in splits]
+    alone += [("random", split, "accuracy", value, 0, 1, np.nan) for split in splits for value in (0.25, 0.5)]
+    made_.alone = pd.DataFrame(alone, columns=["kept", "split", "metric", "value", "low", "high", "p"])
+    names = [f"L{i}.H{j}" for i in range(2) for j in range(4)]
+    table = {"layer": [0] * 4 + [1] * 4, "head": [0, 1, 2, 3] * 2}
+    made_.classes = pd.DataFrame(table).assign(**{"class": ["self" if name in heads else "broad" for name in names]})
+    return made_
+
+
+def test_one_core_head_is_told_of_in_the_singular():
+    texts = summary(with_tables(["L1.H2"]))
+    assert told(texts, "Core").startswith("1 of 8 heads is in all 4 subnetworks: L1.H2. ")
+    assert told(texts, "Attention") == "The core head is: self (L1.H2); the other 7: 7 broad."
+    assert told(texts, "Ablated alone") == (
+        "The core head that takes most from one split is L1.H2: without it the gold margin (in logits) on hard drops by "
+        "0.60 [0.30, 0.70], accuracy by 60.0 [30.0, 70.0] points (n = 40; the largest of 3 drops, so likely a little "
+        "smaller on new examples)."
+    )
+    findings = with_tables(["L1.H2"])
+    assert findings.single is not None
+    findings.single["drop"] *= -1
+    assert told(summary(findings), "Ablated alone") == (
+        "No core head takes from the gold margin (in logits) of any split when it is ablated alone."
+    )
+    assert not told(texts, "Ablated together")
+    assert told(texts, "The core alone") == (
+        "With no heads but the core's, and all MLPs, accuracy is 75.0 % [50.0, 90.0] in domain on dev (random sets of as "
+        "many heads in each layer: 25.0 to 50.0 %; p = 0.048) and 75.0 % out of domain, above all 20 random sets on 1 of "
+        "1 split."
+    )
+
+
+def test_two_core_heads_are_one_set():
+    texts = summary(with_tables(["L0.H3", "L1.H2"]))
+    assert told(texts, "Core").startswith("2 of 8 heads are in all 4 subnetworks: L0.H3 and L1.H2. ")
+    assert told(texts, "Attention") == "The core heads are: self (L0.H3, L1.H2); the other 6: 6 broad."
+    assert told(texts, "Ablated together") == (
+        "The only set of core heads is L0.H3 & L1.H2. On half of the examples, pooled over the out-of-domain "
+        "splits and their companions, ablating them together lowers the gold margin (in logits) by 2.00, each alone by "
+        "1.00 in sum: a difference of 1.00 [0.20, 1.80]. Of 3 splits it is above 0 on 3, below on 0, and undecided on 0."
+    )
+
+
+def test_three_core_heads_are_many_sets():
+    findings = with_tables(["L0.H1", "L0.H3", "L1.H2"])
+    assert findings.best is not None
+    findings.best = findings.best[findings.best["split"].isin(["pooled", "dev"])]
+    text = told(summary(findings), "Ablated together")
+    assert text.startswith("The most super-additive of 3 sets of core heads is L0.H1 & L0.H3 & L1.H2, chosen on half")
+    assert text.endswith("Of 1 split it is above 0 on 1, below on 0, and undecided on 0.")
+
+
+def test_other_cores_are_told_of(real):
+    core = a_core(four(), ACCURACY, FULL)
+    same = gather(core, None, None, [], examples=1, max_examples=5, others={"X": core})
+    assert "1 of this 1 is in the core of X, which has 1 head (" in told(summary(same), "Core")
+    assert "2 seeds in common, so not drawn apart" in told(summary(same), "Core")
 
 
 def test_one_seed_is_said_to_be_one():

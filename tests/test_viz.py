@@ -269,7 +269,9 @@ def test_text_from_outside_stays_text():
         parsed = Parsed(document.encode().decode())  # what a file holds
         assert parsed.tags == harmless.tags and parsed.attributes == harmless.attributes
         assert parsed.scripts == harmless.scripts
-        assert json.loads(parsed.data[0])["tokens"] == ["[CLS]", f"P:{a}", f"P:{b}", f"P:{c}", "[SEP]", f"H:{d}"]
+        short = [word if len(word) <= 24 else f"{word[:23]}…" for word in (a, b, c, d)]
+        first, last = [f"P:{word}" for word in short[:3]], f"H:{short[3]}"
+        assert json.loads(parsed.data[0])["tokens"] == ["[CLS]", *first, "[SEP]", last]
         assert parsed.words == [t.replace("\ud800", "?") for t in (a, b, c, d)]
         assert all(name.replace("\ud800", "?") in parsed.text for name in names)
 
@@ -372,6 +374,8 @@ def test_a_subnetwork_and_a_task_show_themselves():
     assert not any(outlined for _, outlined in cells(html).values())
     assert "2 of 5 units stay (60.0% removed), pruner p, seed 42." in Parsed(html).text
     only_mlps = Subnetwork(ComponentSet(2, 4, ("mlp",)), torch.tensor([True, False]), ZeroActivations("h"))
+    alone = replace(a_core(), subnetworks=a_core().subnetworks[:1])
+    assert "1 subnetwork by sparsity: 1 at 60%." in Parsed(core_html(alone)).text
     assert cells(subnetwork_html(only_mlps)) == {"L0.MLP": (1, False), "L1.MLP": (0, False)}
     text = Parsed(task_html(random_task(60))).text
     assert "Task random" in text and "entailment, neutral, contradiction" in text

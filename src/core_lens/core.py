@@ -367,7 +367,8 @@ class Core:
     def __repr__(self) -> str:
         where = self.provenance.get("model", {}).get("model_id", "?")
         return (
-            f"Core of {where} on {self.provenance.get('task', '?')}: {len(self.subnetworks)} subnetworks at "
+            f"Core of {where} on {self.provenance.get('task', '?')}: {len(self.subnetworks)} subnetwork"
+            f"{'s' * (len(self.subnetworks) != 1)} at "
             f"{', '.join(f'{s:.0%}' for s in self.sparsities)}\n{self.heads!r}"
         )
 
@@ -452,19 +453,25 @@ def _settings(core: Core, number: int) -> str:
 def notes_on(subnetworks: Iterable[Subnetwork]) -> list[str]:
     """What the number and the likeness of the subnetworks mean for the core; also raised as warnings."""
     core = Core(tuple(subnetworks), pd.DataFrame(columns=["subnetwork", *COLUMNS]), {})
+    few = {s: len(core.at(s)) for s in core.sparsities if len(core.at(s)) < 5}
+    alike = {s: likeness for s, likeness in core.jaccard().items() if likeness > 0.9}
     notes = []
-    for sparsity, likeness in core.jaccard().items():
-        n = len(core.at(sparsity))
-        if n < 5:
-            notes.append(
-                f"{n} seed{'s' * (n > 1)} at sparsity {sparsity:g}: with fewer than 5 the intersection is loose; "
-                "heads may be in the core by chance."
-            )
-        if likeness > 0.9:
-            notes.append(
-                f"subnetworks of different seeds at sparsity {sparsity:g} hardly differ (mean Jaccard {likeness:.2f}): "
-                "the core is then little more than one mask."
-            )
+    if few:
+        n = max(few.values())
+        notes.append(
+            f"{n} seed{'s' * (n > 1)} at {_named(few)}: with fewer than 5 the intersection is loose; heads may be in the core "
+            "by chance."
+        )
+    if alike:
+        notes.append(
+            f"subnetworks of different seeds at {_named(alike)} hardly differ (mean Jaccard {min(alike.values()):.2f}"
+            f"{' or more' * (len(alike) > 1)}): the core is then little more than one mask."
+        )
     for note in notes:
         warnings.warn(note, CoreLensWarning, stacklevel=3)
     return notes
+
+
+def _named(sparsities: Iterable[float]) -> str:
+    several = [f"{s:g}" for s in sparsities]
+    return f"sparsit{'y' if len(several) == 1 else 'ies'} {', '.join(several)}"

@@ -24,7 +24,7 @@ class CoreHeads(tuple[Component, ...]):
 
     def __repr__(self) -> str:
         core = " ".join(map(str, self)) or "none"
-        text = f"{len(self)} heads in all {self.n} subnetworks: {core}"
+        text = f"{_count(len(self), 'head')} in all {_count(self.n, 'subnetwork')}: {core}"
         if not self and self.others.empty:
             return "heads were no units here, so none was removed"
         some = self.others[self.others > 0]
@@ -79,7 +79,7 @@ class Overlap:
             )
 
         lines = [
-            f"{len(self.heads)} of {self.n_heads} heads in all {self.heads.n} subnetworks: "
+            f"{len(self.heads)} of {self.n_heads} heads in all {_count(self.heads.n, 'subnetwork')}: "
             f"{' '.join(map(str, self.heads)) or 'none'}",
             f"independent random subnetworks with as many heads: {line(self.at_random, self.within_layers)}",
             f"only seeds independent: {line(self.by_seed, self.by_seed_within_layers)}",
@@ -90,6 +90,10 @@ class Overlap:
                 f"{row.stay} of {len(self.heads)} stay in the core of {row.core}, which has {row.heads}: {row.expected:.2g} "
                 f"expected of a random core, p = {row.p:.2g}, with layers held p = {row.p_within_layers:.2g}"
                 + (f"; not there: {row.lost}" if row.lost else "")
-                + (f"; {row.shared_seeds} seeds in common, so not drawn apart" if row.shared_seeds else "")
+                + (f"; {_count(row.shared_seeds, 'seed')} in common, so not drawn apart" if row.shared_seeds else "")
             )
         return "\n".join(lines)
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"

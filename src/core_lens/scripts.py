@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import pandas as pd
 from transformer_lens.model_bridge import TransformerBridge
 
 from . import lab
 from .api import find_core
 from .core import Core
-from .errors import CoreLensError
+from .errors import CoreLensError, TaskError
 from .hooked import load_model
 from .pruners import HardConcretePruner, named_pruner
-from .tasks import Task, load_task
+from .tasks import Role, Task, load_task
 
 
 def arguments(doc: str | None, **more: Any) -> argparse.Namespace:
@@ -50,25 +53,50 @@ def arguments(doc: str | None, **more: Any) -> argparse.Namespace:
             add(f"--{name.replace('_', '-')}", type=kind, nargs="+" if isinstance(default, tuple) else None)
     parser.set_defaults(**more)
     args = parser.parse_args()
-    args.run = Path(args.run.format(model=Path(args.model).name))
+    place = Path(args.model)
+    name = f"{place.parent.name}-{place.name}" if place.name.startswith("step-") else place.name
+    args.run = Path(args.run.format(model=name))
     return args
 
 
 def load(args: argparse.Namespace) -> tuple[TransformerBridge, Task]:
-    """The model and the task that `arguments` names."""
-    return load_model(args.model, label_map=args.label_map), load_task(args.task, args.data_dir)
+    """The model and the task that `arguments` names.
+
+    Raises:
+        CoreLensError: they cannot be loaded, or the task has numbers to predict, and so no accuracy.
+    """
+    task = load_task(args.task, args.data_dir)
+    if task.is_regression:
+        raise TaskError(f"task {task.name!r} has numbers for labels: the paper's figures are of accuracies.")
+    return load_model(args.model, label_map=args.label_map), task
 
 
-def find_run(args: argparse.Namespace, model: TransformerBridge, task: Task, splits: list[str] | None = None) -> Core:
+def shown(args: argparse.Namespace, task: Task, *roles: Role) -> list[str]:
+    """Names of the splits that `--splits` asks for, else of all with one of the roles.
+
+    Raises:
+        TaskError: there is no such split, or none with these roles.
+    """
+    if args.splits:
+        return list(dict.fromkeys(task.split(name).name for name in args.splits))
+    found = [split.name for split in task.with_role(*roles)]
+    if roles and not found:
+        raise TaskError(
+            f"task {task.name!r} has no split of role {' or '.join(roles)}: name what to show with --splits."
+        )
+    return found
+
+
+def find_run(args: argparse.Namespace, model: TransformerBridge, task: Task, splits: Sequence[str] = ()) -> Core:
     """The run in the folder `args.run`; made there (or continued) where it is not finished.
 
     Args:
         args: from `arguments`.
         model, task: from `load`.
-        splits: what a new run reports; None for all in- and out-of-domain splits.
+        splits: what is needed of it. A new run reports all in- and out-of-domain splits and their companions beside these.
 
     Raises:
-        CoreLensError: the folder's run is of another model or task, or as `find_core`.
+        CoreLensError: the folder's run is of another model or task or without those splits, or as `find_core`.
     """
     if (args.run / "run.json").is_file():
         core = Core.load(args.run)
@@ -77,11 +105,18 @@ def find_run(args: argparse.Namespace, model: TransformerBridge, task: Task, spl
             raise CoreLensError(
                 f"{args.run} is of task {core.provenance.get('task')!r}: name another folder with --run."
             )
+        there = list(dict.fromkeys(core.evaluation["split"]))
+        if missing := [name for name in splits if name not in there]:
+            raise CoreLensError(
+                f"the run in {args.run} reports no {missing[0]}, only {', '.join(there)}: name another folder with --run."
+            )
+        print(f"{args.run} is read: {len(core.subnetworks)} subnetworks, sparsities {core.sparsities}", file=sys.stderr)
         return core
     pruner = named_pruner("hard-concrete", args.preset)
-    if args.steps:
+    if args.steps is not None:
         pruner = replace(cast(HardConcretePruner, pruner), steps=args.steps)
-    rest = {"splits": splits, "max_examples": args.max_examples, "out": args.run}
+    reported = [split.name for split in task.select()]
+    rest = {"splits": [*reported, *splits], "max_examples": args.max_examples, "out": args.run}
     return find_core(model, task, args.sparsities, args.seeds, pruner, args.preset, **rest)
 
 
@@ -102,3 +137,24 @@ def checkpoints(model: str, every: int = 1) -> dict[int, Path]:
     if not found:
         raise CoreLensError(f"{model} has no step-<n> folders: pass lab, or a folder that core_lens.finetune wrote.")
     return {step: found[step] for step in sorted(sorted(found)[:: -max(every, 1)])}
+
+
+def starred(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """A table of ablations as in the paper, a row per ablation and a column per split.
+
+    Args:
+        table: from `ablation_table`.
+        metric: `accuracy` gives the accuracy in percent; any other the drop in it.
+
+    Returns:
+        DataFrame of text; a star says that the drop's 95 % interval over examples is without 0.
+    """
+    rows = table[table["metric"] == metric]
+    values = 100 * rows["value"] if metric == "accuracy" else rows["drop"]
+    apart = (rows["drop_low"] > 0) | (rows["drop_high"] < 0)
+    texts = [
+        "" if pd.isna(value) else f"{value:.{1 if metric == 'accuracy' else 2}f}{'*' if is_apart else ' '}"
+        for value, is_apart in zip(values, apart, strict=True)
+    ]
+    wide = rows.assign(text=texts).pivot(index="ablated", columns="split", values="text")
+    return wide.loc[list(dict.fromkeys(rows["ablated"])), list(dict.fromkeys(rows["split"]))]

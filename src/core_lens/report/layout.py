@@ -45,7 +45,7 @@ dd { margin: 0; }
 pre { overflow-x: auto; font-size: .8rem; white-space: pre-wrap; }
 details > .scroll { margin-bottom: .9rem; }
 @media (max-width: 40rem) { dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .4rem; }
-  .plot svg { min-width: 42rem; }
+  .plot svg { max-width: none; }
   .scroll th:first-child, .scroll td:first-child { white-space: normal; max-width: 8.5rem; } }
 """
 
@@ -205,7 +205,7 @@ def folded(title: str, *parts: str) -> str:
 
 
 def plot(svg: str, caption: str) -> str:
-    """A picture; on a phone it keeps a readable width and scrolls in its box."""
+    """A picture; on a phone it keeps its size and scrolls in its box."""
     return f'<figure><div class="plot" tabindex="0">{svg}</div><figcaption>{escape(caption)}</figcaption></figure>\n'
 
 

@@ -75,7 +75,7 @@ def _run(found: Findings) -> str:
     full = core.evaluation[(core.evaluation["subnetwork"] == "full") & (core.evaluation["group"] == "all")]
     sizes = full.drop_duplicates("split").set_index("split")["n"]
     seeds = {s: ", ".join(str(one.seed) for one in core.at(s)) for s in core.sparsities}
-    reached = {s: f"{min(one.sparsity for one in core.at(s)):.3f}" for s in core.sparsities}
+    reached = {s: percent(min(one.sparsity for one in core.at(s))) for s in core.sparsities}
     return facts(
         {
             "Model": f"{model.get('model_id', '?')} ({model.get('architecture', '?')}, {units.n_layers} layers × "
@@ -350,7 +350,9 @@ def _patterns(found: Findings) -> str:
 def _views(found: Findings) -> str:
     if found.view is None:
         return ""
-    shown = " ".join(map(str, found.view.heads))
+    n, shown = len(found.core.heads), " ".join(map(str, found.view.heads))
+    if n > len(found.view.heads):
+        shown = f"The first {len(found.view.heads)} of {n} core heads: {shown},"
     return (
         paragraph(
             f"{shown} in the full model, nothing ablated. A row is a token that attends, a column one that is "
@@ -418,7 +420,7 @@ def _joint(found: Findings) -> str:
         )
     for metric in dict.fromkeys(pairs["metric"]):
         html += folded(
-            f"Every pair: {_title(metric, 'interaction')}", _pair_table(pairs[pairs["metric"] == metric], metric)
+            f"{_title(metric, 'every pair: interaction in')}", _pair_table(pairs[pairs["metric"] == metric], metric)
         )
     return html
 
@@ -487,9 +489,9 @@ def _alone(found: Findings) -> str:
 
 
 def _title(metric: str, what: str = "drop in") -> str:
-    names = {"margin": "gold margin (gold logit less logsumexp of the others)", "accuracy": "accuracy (points)"}
-    name = names.get(metric, metric.replace("_", " "))
-    text = f"{what} {name}" if what == "drop in" else f"{what} in {name}" if what else name
+    unit = "points" if what else "%"
+    names = {"margin": "gold margin (gold logit less logsumexp of the others)", "accuracy": f"accuracy ({unit})"}
+    text = f"{what} {names.get(metric, metric.replace('_', ' '))}".strip()
     return text[0].upper() + text[1:]
 
 

@@ -95,24 +95,26 @@ def core_heads(found: Findings) -> list[str]:
     if not overlap.heads:
         (most, share), *_ = overlap.heads.others.items()
         return [
-            f"No head is in all {n} subnetworks; the most frequent, {most}, is in {share:.0%}. Random subnetworks "
-            f"with as many heads would share {whole.expected:.2g} on average."
+            f"No head is in all {n} subnetworks; the most frequent, {most}, is in {sparsity_name(share)}. Random "
+            f"subnetworks with as many heads would share {whole.expected:.2g} on average."
         ]
     if strict.p < 0.05:
         verdict = "All subnetworks share the model and its data, so this speaks against random selection only."
     else:
         verdict = "So random selection may leave as many."
     texts = [
-        f"{len(overlap.heads)} of {overlap.n_heads} heads {'is' if len(overlap.heads) == 1 else 'are'} in all {n} "
-        f"subnetworks: {listed(overlap.heads)}. Random subnetworks with as many heads would share {whole.expected:.2g} "
+        f"{len(overlap.heads)} of {overlap.n_heads} heads {_be(len(overlap.heads))} in all {n} subnetworks: "
+        f"{listed(overlap.heads)}. Random subnetworks with as many heads would share {whole.expected:.2g} on average "
         f"({in_words(whole.p)}); with as many in each layer, and only seeds taken as independent, "
         f"{strict.expected:.2g} ({in_words(strict.p)}). {verdict}"
     ]
     for row in records(overlap.others):
-        apart = f"; {row['shared_seeds']} seeds in common, so not drawn apart" if row["shared_seeds"] else ""
+        seeds = row["shared_seeds"]
+        apart = f"; {_seeds(seeds)} in common, so not drawn apart" if seeds else ""
         texts.append(
-            f"{row['stay']} of these {len(overlap.heads)} are in the core of {row['core']}, which has {row['heads']} "
-            f"({row['expected']:.2g} expected of a random core; {in_words(row['p'])}{apart})."
+            f"{row['stay']} of {'this' if len(overlap.heads) == 1 else 'these'} {len(overlap.heads)} {_be(row['stay'])} in "
+            f"the core of {row['core']}, which has {_count(row['heads'], 'head')} ({row['expected']:.2g} expected of a "
+            f"random core; {in_words(row['p'])}{apart})."
         )
     return texts
 
@@ -120,9 +122,9 @@ def core_heads(found: Findings) -> list[str]:
 def in_domain(found: Findings) -> list[str]:
     """The full model and the subnetworks, on every in-domain split."""
     core, texts = found.core, []
-    spread = "one seed, so without an interval"
-    if min(len(core.at(s)) for s in core.sparsities) > 1:
-        spread = "mean and 95 % interval over seeds"
+    has_seeds = {len(core.at(s)) > 1 for s in core.sparsities}
+    spread = "mean and 95 % interval over seeds" if True in has_seeds else "one seed, so without an interval"
+    spread += ", none where there is one seed" if len(has_seeds) > 1 else ""
     for split in found.splits("id"):
         metric = found.main_metric(split)
         ours = listed(f"{_mean(found, split, metric, s)} at {sparsity_name(s)}" for s in core.sparsities)
@@ -142,14 +144,20 @@ def out_of_domain(found: Findings) -> list[str]:
     rows = {split: found.rows[split, found.main_metric(split)] for split in outside}
     falls = {split: row["full", "value"] - row[sparsest, "mean"] for split, row in rows.items()}
     most, least = max(falls, key=falls.__getitem__), min(falls, key=falls.__getitem__)
-    text = f"At {sparsity_name(sparsest)} sparsity the fall is largest on {_fall(found, most, sparsest)}"
-    texts = [f"{text}, and smallest on {_fall(found, least, sparsest)}." if most != least else f"{text}."]
+    text = f"At {sparsity_name(sparsest)} sparsity "
+    text += "the fall is largest on " if falls[most] > 0 else "there is no fall out of domain; nearest to one is "
+    text += _fall(found, most, sparsest)
+    if most != least:
+        text += ", and smallest on " if falls[least] > 0 or falls[most] <= 0 else ", and there is none on "
+        text += _fall(found, least, sparsest)
+    texts = [f"{text}."]
     n = len(found.core.at(sparsest))
     if n > 1 and inside:
         widest = max(rows, key=lambda split: rows[split][sparsest, "std"])
+        differ = ", where they differ most" if rows[widest][sparsest, "std"] > 0 else ""
         texts.append(
-            f"The {_seeds(n)} lie between {_ends(found, inside[0], sparsest)} on {inside[0]}, and "
-            f"between {_ends(found, widest, sparsest)} on {widest}, where they differ most."
+            f"The {_seeds(n)} have {_ends(found, inside[0], sparsest)} on {inside[0]}, and "
+            f"{_ends(found, widest, sparsest)} on {widest}{differ}."
         )
     return texts
 
@@ -168,12 +176,10 @@ def sizes(found: Findings) -> list[str]:
             texts.append(f"{PLAIN_GROUPS[name]} {kept}")
     if not texts:
         return []
-    n, grid = int(found.sizes["n_seeds"].iloc[0]), listed(map(sparsity_name, found.core.sparsities))
-    over = f"mean over {_seeds(n)}" if n > 1 else "one seed"
-    return [
-        f"The smallest subnetwork within {POINTS} of the full model, among sparsities {grid} ({over}): "
-        f"{'; '.join(texts)}."
-    ]
+    n, grid = int(found.sizes["n_seeds"].iloc[0]), found.core.sparsities
+    grid = f"{'among sparsities' if len(grid) > 1 else 'at sparsity'} {listed(map(sparsity_name, grid))}"
+    over = f"mean over {_seeds(n)}, of which one without any counts as 100 %" if n > 1 else "one seed"
+    return [f"The smallest subnetwork within {POINTS} of the full model, {grid} ({over}): {'; '.join(texts)}."]
 
 
 def classes(found: Findings) -> list[str]:
@@ -190,7 +196,7 @@ def classes(found: Findings) -> list[str]:
         for name in dict.fromkeys(ours.values())
     ]
     rest = f"; the other {len(kinds)}: {listed(others)}" if kinds else ""
-    return [f"The core heads are: {listed(mine)}{rest}."]
+    return [f"The core {'head is' if len(ours) == 1 else 'heads are'}: {listed(mine)}{rest}."]
 
 
 def single_ablations(found: Findings) -> list[str]:
@@ -201,14 +207,17 @@ def single_ablations(found: Findings) -> list[str]:
     metric = rows[0]["metric"]
     ours = [row for row in rows if row["metric"] == metric]
     top = max(ours, key=lambda row: row["drop"])
+    if top["drop"] <= 0:
+        return [f"No core head takes from the {named(metric)} of any split when it is ablated alone."]
     text = (
-        f"Of the core heads ablated alone, {top['ablated']} takes most from one split: on {top['split']} the "
-        f"{named(metric)} drops by {_estimate(metric, top['drop'], top['drop_low'], top['drop_high'])}"
+        f"The core head that takes most from one split is {top['ablated']}: without it the {named(metric)} on "
+        f"{top['split']} drops by {_estimate(metric, top['drop'], top['drop_low'], top['drop_high'])}"
     )
     for row in rows:
         if row["metric"] == "accuracy" and (row["ablated"], row["split"]) == (top["ablated"], top["split"]):
             text += f", accuracy by {_estimate('accuracy', row['drop'], row['drop_low'], row['drop_high'])} points"
-    return [f"{text} (n = {top['n']}; the largest of {len(ours)} drops, so likely a little smaller on new examples)."]
+    chosen = f"; the largest of {len(ours)} drops, so likely a little smaller on new examples" if len(ours) > 1 else ""
+    return [f"{text} (n = {top['n']}{chosen})."]
 
 
 def interactions(found: Findings) -> list[str]:
@@ -222,12 +231,16 @@ def interactions(found: Findings) -> list[str]:
     single = [row for row in test if row["split"] != POOLED]
     above, below = sum(row["low"] > 0 for row in single), sum(row["high"] < 0 for row in single)
     difference = _estimate(metric, pooled["value"], pooled["low"], pooled["high"])
+    n = pooled["candidates"]
+    which = f"most super-additive of {n} sets" if n > 1 else "only set"
+    half = "the other half" if n > 1 else "half"
+    pool = "the out-of-domain splits and their companions" if found.splits("ood", "companion") else "all splits"
     return [
-        f"The most super-additive of {pooled['candidates']} sets of core heads is {pooled['ablated']}, chosen on "
-        "half the examples. On the other half, pooled over the out-of-domain splits and their companions, ablating "
-        f"them together lowers the {named(metric)} by {figure_of(metric, pooled['joint'])}, each alone by "
-        f"{figure_of(metric, pooled['singles'])} in sum: a difference of {difference}. Of {len(single)} splits it is "
-        f"above 0 on {above}, below on {below}, and undecided on {len(single) - above - below}."
+        f"The {which} of core heads is {pooled['ablated']}{', chosen on half the examples' * (n > 1)}. On {half} of "
+        f"the examples, pooled over {pool}, ablating them together lowers the {named(metric)} by "
+        f"{figure_of(metric, pooled['joint'])}, each alone by {figure_of(metric, pooled['singles'])} in sum: a "
+        f"difference of {difference}. Of {_count(len(single), 'split')} it is above 0 on {above}, below on {below}, and "
+        f"undecided on {len(single) - above - below}."
     ]
 
 
@@ -254,9 +267,9 @@ def alone(found: Findings) -> list[str]:
         better = sum(row["p"] < 0.05 for row in outside)
         texts.append(
             f"{_between(metric, min(values), max(values))} out of domain, above all {RANDOM_SETS} random sets on "
-            f"{better} of {len(outside)} splits"
+            f"{better} of {_count(len(outside), 'split')}"
         )
-    return [f"The core's heads with all MLPs and no other head have {named(metric)} {listed(texts)}."] if texts else []
+    return [f"With no heads but the core's, and all MLPs, {named(metric)} is {listed(texts)}."] if texts else []
 
 
 def _full(found: Findings, split: str, metric: str) -> str:
@@ -284,15 +297,19 @@ def _fall(found: Findings, split: str, sparsity: float) -> str:
 def _ends(found: Findings, split: str, sparsity: float) -> str:
     metric = found.main_metric(split)
     row = found.rows[split, metric]
-    return _between(metric, row[sparsity, "min"], row[sparsity, "max"], " and ")
+    return _between(metric, row[sparsity, "min"], row[sparsity, "max"])
 
 
-def _between(metric: str, low: float, high: float, joint: str = " to ") -> str:
-    return f"{figure_of(metric, low)}{joint}{with_unit(metric, high)}"
+def _between(metric: str, low: float, high: float) -> str:
+    return with_unit(metric, high) if low == high else f"{figure_of(metric, low)} to {with_unit(metric, high)}"
 
 
 def _estimate(metric: str, value: float, low: float, high: float) -> str:
     return f"{figure_of(metric, value)} {range_of(metric, low, high)}".strip()
+
+
+def _be(n: int) -> str:
+    return "is" if n == 1 else "are"
 
 
 def _seeds(n: int) -> str:

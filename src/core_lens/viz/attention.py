@@ -6,8 +6,7 @@ one copy of 1.3 MB into every figure, and takes tokens for safe; so its `Attenti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -20,15 +19,18 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformer_lens.model_bridge import TransformerBridge
-from transformers import PreTrainedModel
 
 from ..components import Component
-from ..errors import CoreLensError, ModelError, TaskError
+from ..errors import CoreLensError, TaskError
 from ..hooked import ModelInfo, batches, component_set, encode, load_model, logits, model_info
+from ..hooked.patterns import watch_patterns
+from ..hooked.segments import read_tokens
 from ..tasks import Split, Task
 from .html import escape, frame, page, script_data, write_page
 
 Examples = int | str | tuple[str, str] | list[str | tuple[str, str]] | pd.DataFrame | Split
+_LONGEST = 24
+"""Characters of a token beside a figure; the text above the figure has it whole."""
 MOST = 300
 """Figures (heads times examples) on one page, so that a browser can draw it and it stays small."""
 
@@ -156,7 +158,8 @@ class AttentionView:
         first, second = self.parts
         marks = ("P:", "H:") if first == "premise" else ("1:", "2:")
         labels = [
-            marks[segment] + token if is_pair and segment is not None else token
+            (marks[segment] if is_pair and segment is not None else "")
+            + (token if len(token) <= _LONGEST else f"{token[: _LONGEST - 1]}…")
             for token, segment in zip(example.tokens, example.segments, strict=True)
         ]
         size = len(example.tokens)
@@ -264,54 +267,24 @@ def _given(text: Any) -> Split:
 
 def _draw(model: TransformerBridge, heads: Sequence[Component], split: Split, max_length: int) -> Example:
     """Run one example and keep the attention of `heads`."""
-    info, tokenizer = model_info(model), model.tokenizer
-    encoded = encode(split, tokenizer, max_length)
-    ((_, inputs),) = batches(encoded, 1, device=info.device)
-    ids = encoded.row(0)
-    patterns, output = _run(model, sorted({head.layer for head in heads}), inputs)
+    info, kept = model_info(model), dict[int, np.ndarray]()
+    ((_, inputs),) = batches(encode(split, model.tokenizer, max_length), 1, device=info.device)
+
+    def keep(layer: int, pattern: Tensor) -> None:
+        kept[layer] = pattern[0].detach().float().cpu().numpy()
+
+    with torch.inference_mode(), watch_patterns(model, sorted({head.layer for head in heads}), keep):
+        output = logits(model, inputs)[0].float().cpu().numpy()
+    tokens = read_tokens(split, model.tokenizer, max_length)
     row = split.data.iloc[0]
-    texts = [row["text_a"], row["text_b"]] if split.is_pair else [row["text_a"]]
     return Example(
         split.name,
         str(row["label"]) if "label" in row else None,
         _said(output, info),
-        tuple(_token(tokenizer, i) for i in ids),
-        _segments(tokenizer, texts, len(ids)),
-        np.stack([patterns[head.layer][cast(int, head.head)] for head in heads]),
+        tuple(_token(model.tokenizer, i) for i in tokens.ids[0].tolist()),
+        tuple(None if segment < 0 else segment for segment in tokens.segment[0].tolist()),
+        np.stack([kept[head.layer][cast(int, head.head)] for head in heads]),
     )
-
-
-def _run(
-    model: TransformerBridge, layers: Iterable[int], inputs: Mapping[str, Tensor]
-) -> tuple[dict[int, Float[np.ndarray, "head pos pos"]], Float[np.ndarray, " label"]]:
-    """Patterns of the layers on a batch of one, and the logits."""
-    kept: dict[int, np.ndarray] = {}
-
-    def keep(layer: int) -> Any:
-        def hook(pattern: Tensor, hook: Any) -> None:
-            kept[layer] = pattern[0].detach().float().cpu().numpy()
-
-        return hook
-
-    hooks = [(f"blocks.{layer}.attn.hook_pattern", keep(layer)) for layer in layers]
-    with torch.inference_mode(), _eager(model), model.hooks(fwd_hooks=cast(Any, hooks)):
-        output = logits(model, inputs)[0].float().cpu().numpy()
-    missing = [layer for layer in layers if layer not in kept]
-    if missing:
-        raise ModelError(f"layer {missing[0]} of the model gave no attention pattern: load it with load_model.")
-    return kept, output
-
-
-@contextmanager
-def _eager(model: TransformerBridge) -> Iterator[None]:
-    """Attention that computes its pattern, as sdpa does not in every architecture; then what was there before."""
-    original = cast(PreTrainedModel, model.original_model)
-    before = cast(str, original.config._attn_implementation)
-    original.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        original.set_attn_implementation(before)
 
 
 def _said(output: Float[np.ndarray, " label"], info: ModelInfo) -> str:
@@ -327,12 +300,3 @@ def _token(tokenizer: Any, token: int) -> str:
     raw = tokenizer.convert_ids_to_tokens(token)
     text = tokenizer.convert_tokens_to_string([raw]).strip()
     return text if text and "�" not in text else raw
-
-
-def _segments(tokenizer: Any, texts: Sequence[str], n: int) -> tuple[int | None, ...]:
-    """Which text each of the `n` tokens is of, by the tokenizer's own account."""
-    if not tokenizer.is_fast:
-        raise ModelError(f"{type(tokenizer).__name__} does not say which text a token is of: use a fast tokenizer.")
-    found = tokenizer(*texts, truncation="longest_first", max_length=n, verbose=False).sequence_ids(0)
-    # A decoder's tokenizer makes nothing of an empty text; `encode` gave it one token.
-    return tuple(found or [None] * n)

@@ -25,17 +25,18 @@ _METRICS = ("accuracy", "mcc", "pearson")
 def core_html(core: Core) -> str:
     """The heads by how many subnetworks keep them, and the main metric on every split."""
     n = len(core.subnetworks)
+    many = f"{n} subnetwork{'s' * (n != 1)}"
     counts = ", ".join(f"{len(core.at(s))} at {s:.0%}" for s in core.sparsities)
     where = f"{core.provenance.get('model', {}).get('model_id', '?')} on {core.provenance.get('task', '?')}"
     shares = core.frequencies().set_index("component")["all"]
     heads = " ".join(map(str, core.heads)) or "none"
     return _block(
         f"Heuristic core of {where}",
-        f"{n} subnetworks by sparsity: {counts}. Heads in all of them ({len(core.heads)}): {heads}.",
+        f"{many} by sparsity: {counts}. Heads in all of them ({len(core.heads)}): {heads}.",
         head_grid(
             core.subnetworks[0].units,
             {Component.parse(str(name)): float(share) for name, share in shares.items()},
-            f"darker: kept in more of the {n} subnetworks; outlined: in all",
+            f"the bluer, the more of {many} keep it; outlined: all do",
         ),
         table(_results(core)),
         *(f"<p>Note: {escape(note)}</p>" for note in core.notes),

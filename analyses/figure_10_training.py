@@ -7,6 +7,7 @@ Figure 10 of the Heuristic Core: accuracy over fine-tuning, with more subcases b
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
@@ -30,7 +31,7 @@ def picture(table: pd.DataFrame, task: Task) -> Figure:
     axes = figure.subplots()
     for number, (split, part) in enumerate(table.groupby("split", sort=False)):
         line = {"id": "-", "ood": "--"}.get(task.split(split).role, ":")
-        errors = [part["value"] - part["low"], part["high"] - part["value"]]
+        errors = np.maximum([part["value"] - part["low"], part["high"] - part["value"]], 0)  # round-off at 0 and 1
         axes.errorbar(part["step"], part["value"], errors, fmt="osD^vPX<>*"[number % 10] + line, capsize=2, label=split)
     axes.set(title="Accuracy over fine-tuning, 95 % intervals over examples", xlabel="step", ylabel="accuracy")
     figure.legend(loc="outside right upper", fontsize=8)
@@ -40,7 +41,7 @@ def picture(table: pd.DataFrame, task: Task) -> Figure:
 if __name__ == "__main__":
     args = scripts.arguments(__doc__, every=1)
     task = core_lens.load_task(args.task, args.data_dir)
-    splits = args.splits or [split.name for split in task.with_role("id", "ood")]
+    splits = scripts.shown(args, task, "id", "ood")
     found = scripts.checkpoints(args.model, args.every)
     table = run(found, task, splits, args.max_examples, args.label_map)
     print(table.pivot(index="split", columns="step", values="value").loc[list(dict.fromkeys(table["split"]))].round(3))

@@ -7,17 +7,19 @@ from itertools import combinations
 
 import pandas as pd
 
-from core_lens import Core, scripts
+from core_lens import Core, CoreLensError, scripts
 from core_lens.viz import plots
 
 
 def run(core: Core) -> pd.DataFrame:
     """A row per pair of sparsities: rho with interval and p, then how much of the sparser lies within the denser."""
-    rho = [
-        core.rank_correlation(low, high).drop("seeds").add_prefix("rho_").rename({"rho_rho": "rho"})
-        for low, high in combinations(core.sparsities, 2)
-    ]
-    return pd.concat([core.containment(), pd.DataFrame(rho)], axis=1)
+    if len(core.sparsities) < 2:
+        raise CoreLensError(f"the run has one sparsity, {core.sparsities[0]:g}: a correlation needs a run at two.")
+    rows = []
+    for denser, sparser in combinations(core.sparsities, 2):
+        found = core.rank_correlation(denser, sparser).drop("seeds").add_prefix("rho_").rename({"rho_rho": "rho"})
+        rows.append({"sparser": sparser, "denser": denser, **found})
+    return pd.DataFrame(rows).merge(core.containment(), how="left", on=["sparser", "denser"])
 
 
 if __name__ == "__main__":

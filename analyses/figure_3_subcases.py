@@ -3,46 +3,56 @@
 Figure 3 of the Heuristic Core, whose subnetwork #8 does well on SO-Swap and badly on Embed-If, and #5 the other way round.
 """
 
-from itertools import permutations
-
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
-from core_lens import Core, Task, scripts
+from core_lens import Core, scripts
 from core_lens.viz import plots
 
 
-def run(core: Core, task: Task, sparsity: float) -> pd.DataFrame:
-    """Accuracy of each subnetwork of one sparsity (rows) on each out-of-domain split (columns), the full model first."""
+def run(core: Core, splits: list[str], sparsity: float) -> pd.DataFrame:
+    """Accuracy of each subnetwork of one sparsity (rows) on each split (columns), the full model first."""
     rows = core.evaluation.query("group == 'all' and metric == 'accuracy'")
-    rows = rows[(rows["sparsity"] == sparsity) | (rows["subnetwork"] == "full")]
     table = rows.pivot(index="subnetwork", columns="split", values="value")
-    ood = [split.name for split in task.with_role("ood") if split.name in table]
-    return table.loc[["full", *(s.name for s in core.at(sparsity))], ood]
+    return table.loc[["full", *(s.name for s in core.at(sparsity))], splits]
 
 
-def reversal(table: pd.DataFrame) -> str:
-    """The two subnetworks and two splits that come out in opposite order by most."""
-    values = table.drop("full").stack()
-    margins = {
-        (a, b, x, y): min(values[a, x] - values[b, x], values[b, y] - values[a, y])
-        for a, b in permutations(table.index[1:], 2)
-        for x, y in permutations(table.columns, 2)
-    }
-    (a, b, x, y), margin = max(margins.items(), key=lambda item: item[1])
-    return f"{a} beats {b} on {x} and loses to it on {y}, each by {100 * margin:.1f} points or more."
+def reversal(core: Core, table: pd.DataFrame) -> pd.DataFrame:
+    """Of all pairs of subnetworks and of splits, the one in opposite order by most: its four accuracies; empty for none."""
+    values = table.drop("full").to_numpy()
+    ahead = values[:, None] - values  # [a, b, split]
+    margins = np.minimum(ahead[:, :, :, None], -ahead[:, :, None, :])  # [a, b, x, y]: a beats b on x and loses on y
+    a, b, x, y = np.unravel_index(margins.argmax(), margins.shape)
+    four = [(table.index[1 + s], table.columns[split]) for split in (x, y) for s in (a, b)] if margins.max() > 0 else []
+    rows = core.evaluation.query("group == 'all' and metric == 'accuracy'").set_index(["subnetwork", "split"])
+    return rows.loc[four, ["value", "low", "high", "n"]].reset_index()
+
+
+def picture(core: Core, splits: list[str]) -> Figure:
+    figure = plots.Picture((8.5, 3.2 * len(core.sparsities)), layout="constrained")
+    panels = figure.subplots(len(core.sparsities), 1, sharex=True, squeeze=False)
+    for axes, sparsity in zip(panels[:, 0], core.sparsities, strict=True):
+        table = 100 * run(core, splits, sparsity)
+        axes.plot(splits, table.drop("full").T, ".-", color="0.75")
+        axes.plot(splits, table.loc["full"], "kD--", label="full model")
+        for name, line in zip(reversal(core, table)["subnetwork"].unique(), ("C0o-", "C1s-"), strict=False):
+            axes.plot(splits, table.loc[name], line, label=name)
+        axes.set(title=f"{sparsity:.0%} of units removed", ylabel="accuracy (%)", ylim=(-3, 103))
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
+    figure.suptitle("Accuracy by subcase: the two subnetworks that are reversed by most, the others in grey")
+    return figure
 
 
 if __name__ == "__main__":
-    args = scripts.arguments(__doc__, sparsity=0.0)
+    args = scripts.arguments(__doc__)
     model, task = scripts.load(args)
-    core = scripts.find_run(args, model, task)
-    sparsity = args.sparsity or core.sparsities[0]
-    table = run(core, task, sparsity)
-    print(table.round(3).to_string(), reversal(table), sep="\n\n")
-    heads = core.associations(list(table.columns)).sort_values("p").head(10)
-    print(
-        "\nHeads outside the core whose presence goes with accuracy:", heads.round(4).to_string(index=False), sep="\n"
-    )
+    splits = scripts.shown(args, task, "ood")
+    core = scripts.find_run(args, model, task, splits)
+    for sparsity in core.sparsities:
+        table = run(core, splits, sparsity)
+        print(f"\n{sparsity:.0%} of units removed:", table.round(3).to_string(), sep="\n")
+        print("\nThe largest reversal of all, 95 % intervals over examples:")
+        print(reversal(core, table).round(3).to_string(index=False))
     if args.picture:
-        rows = core.evaluation[core.evaluation["sparsity"].isin([0, sparsity])]
-        plots.save(plots.accuracy_strip(rows, task, args.splits or list(table.columns)), args.picture)
+        plots.save(picture(core, splits), args.picture)

@@ -7,21 +7,24 @@ sparsities is another. In the paper's steps: `--sparsities .05 .1 .15 .2 .25 .3 
 import pandas as pd
 
 from core_lens import Core, Task, scripts
+from core_lens.intervals import over_seeds
 from core_lens.viz import plots
 
 
-def run(core: Core, task: Task) -> pd.DataFrame:
-    """sparsity, role, mean (of accuracies, over the splits of the role and seeds), change (since the sparsity before)."""
-    rows = core.evaluation.query("group == 'all' and metric == 'accuracy'")
+def run(core: Core, task: Task, splits: list[str]) -> pd.DataFrame:
+    """role, sparsity (0: full), mean (over splits, then seeds), low, high (95 %, over seeds), change (since the row above)."""
+    rows = core.evaluation.query("group == 'all' and metric == 'accuracy' and split in @splits")
     rows = rows.assign(role=[task.split(name).role for name in rows["split"]])
-    table = rows.groupby(["role", "sparsity"])["value"].mean().rename("mean").reset_index()
+    by_seed = rows.groupby(["role", "sparsity", "seed"])["value"].mean().groupby(["role", "sparsity"])
+    table = by_seed.agg(mean="mean", low=lambda v: over_seeds(v)[0], high=lambda v: over_seeds(v)[1]).reset_index()
     return table.assign(change=table.groupby("role")["mean"].diff())
 
 
 if __name__ == "__main__":
     args = scripts.arguments(__doc__, sparsities=[0.1, 0.3, 0.5, 0.7, 0.9], seeds=3, run="runs/{model}-grid")
     model, task = scripts.load(args)
-    core = scripts.find_run(args, model, task)
-    print(run(core, task).round(3).to_string(index=False))
+    splits = scripts.shown(args, task, "id", "ood", "companion")
+    core = scripts.find_run(args, model, task, splits)
+    print(run(core, task, splits).round(3).to_string(index=False))
     if args.picture:
-        plots.save(plots.accuracy_by_sparsity(core.table(), task, args.splits), args.picture)
+        plots.save(plots.accuracy_by_sparsity(core.table(), task, splits), args.picture)

@@ -21,7 +21,10 @@ def run(core: Core) -> pd.DataFrame:
 if __name__ == "__main__":
     args = scripts.arguments(__doc__)
     model, task = scripts.load(args)
-    core = scripts.find_run(args, model, task)
+    splits = scripts.shown(args, task, "id", "ood")
+    core = scripts.find_run(args, model, task, splits)
     print(run(core).round(4).to_string(index=False), core.overlap(), sep="\n\n")
+    print("\nHeads outside the core whose presence goes with accuracy (counter-heuristic heads, Section 4):")
+    print(core.associations(splits).sort_values("p").head(10).round(4).to_string(index=False))
     if args.picture:
         plots.save(plots.frequency_maps(core.frequencies()), args.picture)

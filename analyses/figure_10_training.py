@@ -33,7 +33,11 @@ def picture(table: pd.DataFrame, task: Task) -> Figure:
         line = {"id": "-", "ood": "--"}.get(task.split(split).role, ":")
         errors = np.maximum([part["value"] - part["low"], part["high"] - part["value"]], 0)  # round-off at 0 and 1
         axes.errorbar(part["step"], part["value"], errors, fmt="osD^vPX<>*"[number % 10] + line, capsize=2, label=split)
-    axes.set(title="Accuracy over fine-tuning, 95 % intervals over examples", xlabel="step", ylabel="accuracy")
+    axes.set(
+        title="Accuracy over fine-tuning (dashed: out of domain), 95 % intervals over examples",
+        xlabel="step",
+        ylabel="accuracy",
+    )
     figure.legend(loc="outside right upper", fontsize=8)
     return figure
 

@@ -31,12 +31,14 @@ README = (FOLDER / "README.md").read_text(encoding="utf-8")
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
 LAB = [shlex.split(line) for line in re.findall(r"`(python analyses/[^`]*)`(?= \| )", README)]
 SMALL = {
+    "table_3_ablations": "--splits dev SO-Swap",
     "figure_4_sparsity": "--sparsities .2 .5 --seeds 2 --steps 2",
-    "figure_6_effective_size": "--sparsities .2 .5 --seeds 2 --steps 2 --every 9 --ood-e Adverb-entailed",
+    "figure_6_effective_size": "--sparsities .3 --seeds 2 --steps 2 --every 9 --ood-e Adverb-entailed",
     "tables_5_to_8_other_models": "--seeds 2 --steps 2",
 }
-"""What makes those that need a run of their own small; all others read the fixture's."""
-SLOW = (*SMALL, "table_3_ablations")
+"""What makes the long ones small: most of them need a run of their own, all others read the fixture's."""
+FEWER = {"figure_10_training": "--every 5"} | SMALL
+SLOW = tuple(SMALL)
 
 
 def script(name):
@@ -443,6 +445,7 @@ def test_a_finished_run_is_read_and_must_fit(monkeypatch, folder, core, model, t
         scripts.find_run(arguments(monkeypatch), core_lens.load_model(core_lens.lab.checkpoint(500)), task)
 
 
+@pytest.mark.slow
 def test_a_new_run_reports_what_is_asked_for_beside_the_usual(monkeypatch, tmp_path, model, task):
     monkeypatch.chdir(tmp_path)
     line = "--run here --sparsities .4 --seeds 1 --steps 2 --max-examples 4"
@@ -502,7 +505,7 @@ def test_the_command_on_the_lab_runs(command, folder, monkeypatch, capsys):
     """The README's command as it stands, in a folder that has a finished run, on few examples."""
     name = Path(command[1]).stem
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", [*command[1:], "--max-examples", "20", *SMALL.get(name, "").split()])
+    monkeypatch.setattr(sys, "argv", [*command[1:], "--max-examples", "20", *FEWER.get(name, "").split()])
     runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
     out = capsys.readouterr().out
     written = [Path(word) for word in command if word.endswith((".png", ".html"))]

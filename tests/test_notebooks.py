@@ -28,11 +28,14 @@ def read(name: str) -> NotebookNode:
 
 
 def execute(notebook: NotebookNode, folder: Path) -> None:
-    """Run all cells in `folder`, with no network and no progress bars."""
+    """Run all cells in `folder`, with no network and no progress bars; a warning is an error."""
     quiet = {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1", "HTTPS_PROXY": "http://127.0.0.1:9"}
     where = {"metadata": {"path": str(folder)}}
     client = NotebookClient(notebook, timeout=1800, resources=where, record_timing=False, coalesce_streams=True)
     client.execute(env={**os.environ, **quiet})
+    said = "".join(o.text for cell in code_cells(notebook) for o in cell.outputs if o.get("name") == "stderr")
+    warned = [line for line in said.splitlines() if "Warning" in line and "IProgress" not in line]
+    assert not warned, warned
 
 
 def keep(path: Path, folder: Path) -> None:
@@ -112,13 +115,13 @@ def test_the_analysis_is_short():
 def test_runs_from_top_to_bottom(name, folder):
     notebook, kept = read(name), read(name)
     execute(notebook, folder)
-    said = "".join(o.text for cell in code_cells(notebook) for o in cell.outputs if o.get("name") == "stderr")
-    warned = [line for line in said.splitlines() if "Warning" in line and "IProgress" not in line]
-    assert not warned, warned
     stable = tagged(kept, "stable")
     assert stable
     for before, after in zip(stable, tagged(notebook, "stable"), strict=True):
         assert text_of(after) == text_of(before), f"{before.id} now gives something else"
+    for before, after in zip(code_cells(kept), code_cells(notebook), strict=True):
+        if before.source.endswith("core.heads"):  # its margin may differ between processors; the overlap head is in all
+            assert "L2.H7" in text_of(before).splitlines()[0] and "L2.H7" in text_of(after).splitlines()[0]
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ def tagged(notebook: NotebookNode, tag: str) -> list[NotebookNode]:
 
 def text_of(cell: NotebookNode) -> str:
     """What a cell shows, without pictures and HTML."""
-    return "".join(o.get("text", "") or o.get("data", {}).get("text/plain", "") for o in cell.outputs)
+    said = [o for o in cell.outputs if o.get("name") != "stderr"]
+    return "".join(o.get("text", "") or o.get("data", {}).get("text/plain", "") for o in said)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -95,5 +96,5 @@ class Overlap:
         return "\n".join(lines)
 
 
-def _count(n: int, what: str) -> str:
+def _count(n: Any, what: str) -> str:
     return f"{n} {what}{'s' * (n != 1)}"

@@ -17,6 +17,7 @@ def run(core: Core, task: Task, splits: list[str]) -> pd.DataFrame:
     rows = rows.assign(role=[task.split(name).role for name in rows["split"]])
     by_seed = rows.groupby(["role", "sparsity", "seed"])["value"].mean().groupby(["role", "sparsity"])
     table = by_seed.agg(mean="mean", low=lambda v: over_seeds(v)[0], high=lambda v: over_seeds(v)[1]).reset_index()
+    table[["low", "high"]] = table[["low", "high"]].clip(0, 1)
     return table.assign(change=table.groupby("role")["mean"].diff())
 
 

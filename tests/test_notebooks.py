@@ -32,7 +32,8 @@ def execute(notebook: NotebookNode, folder: Path) -> None:
     quiet = {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1", "HTTPS_PROXY": "http://127.0.0.1:9"}
     where = {"metadata": {"path": str(folder)}}
     client = NotebookClient(notebook, timeout=1800, resources=where, record_timing=False, coalesce_streams=True)
-    client.execute(env={**os.environ, **quiet})
+    # One thread: matrices this small gain nothing from more, and lose much where tests run side by side.
+    client.execute(env={"OMP_NUM_THREADS": "1", **os.environ, **quiet})
     said = "".join(o.text for cell in code_cells(notebook) for o in cell.outputs if o.get("name") == "stderr")
     warned = [line for line in said.splitlines() if "Warning" in line and "IProgress" not in line]
     assert not warned, warned

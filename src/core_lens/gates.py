@@ -75,7 +75,7 @@ def inject(
 
         with inject(model, units, means) as gates:
             gates.z = z
-            logits = model(**inputs)
+            logits = core_lens.hooked.logits(model, inputs)
 
     Raises:
         CoreLensError: a hook point did not fire in a block in which others did, or z has a wrong shape.

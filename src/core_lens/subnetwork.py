@@ -115,7 +115,7 @@ class Subnetwork:
         """Ablate the removed components of `model` inside the `with` block.
 
             with subnetwork.apply(model):
-                logits = model(**inputs)
+                logits = core_lens.hooked.logits(model, inputs)
 
         Raises:
             ModelError: `model` is not the one that the subnetwork was found in.

@@ -7,7 +7,6 @@ Figure 10 of the Heuristic Core: accuracy over fine-tuning, with more subcases b
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
@@ -31,7 +30,7 @@ def picture(table: pd.DataFrame, task: Task) -> Figure:
     axes = figure.subplots()
     for number, (split, part) in enumerate(table.groupby("split", sort=False)):
         line = {"id": "-", "ood": "--"}.get(task.split(split).role, ":")
-        errors = np.maximum([part["value"] - part["low"], part["high"] - part["value"]], 0)  # round-off at 0 and 1
+        errors = [part["value"] - part["low"], part["high"] - part["value"]]
         axes.errorbar(part["step"], part["value"], errors, fmt="osD^vPX<>*"[number % 10] + line, capsize=2, label=split)
     axes.set(
         title="Accuracy over fine-tuning (dashed: out of domain), 95 % intervals over examples",

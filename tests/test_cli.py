@@ -120,7 +120,7 @@ def test_help_names_every_command():
 def test_ctrl_c_ends_cleanly_and_the_run_continues(here, tmp_path):
     run = tmp_path / "run"
     words = command(
-        here, "find-core", str(here / "model"), "--task", "rte", "--sparsity", "0.5", "--seeds", "6", "--out", str(run)
+        here, "find-core", str(here / "model"), "--task", "rte", "--sparsity", "0.5", "--seeds", "25", "--out", str(run)
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "core_lens", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -137,7 +137,7 @@ def test_ctrl_c_ends_cleanly_and_the_run_continues(here, tmp_path):
     assert process.returncode == 130 and "interrupted; the same command with the same --out continues" in error
     assert "Traceback" not in error
     subprocess.run([sys.executable, "-m", "core_lens", *words], check=True, capture_output=True, env={**os.environ})
-    assert len(Core.load(run).subnetworks) == 6
+    assert len(Core.load(run).subnetworks) == 25
     assert json.loads((run / "run.json").read_text())["format"] == 1
 
 

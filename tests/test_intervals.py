@@ -2,16 +2,23 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from core_lens.intervals import bootstrap, over_seeds, wilson
 
 
-def test_wilson_against_scipy_and_at_the_ends():
-    for k, n in ((0, 10), (7, 10), (10, 10), (817, 1000)):
-        ours = wilson(k, n)
-        theirs = stats.binomtest(k, n).proportion_ci(method="wilson")
-        assert ours == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+def test_wilson_against_published_values_and_at_the_ends():
+    """Newcombe (1998), Table I, method 3."""
+    published = {
+        (81, 263): (0.2553, 0.3662),
+        (15, 148): (0.0624, 0.1605),
+        (0, 20): (0, 0.1611),
+        (1, 29): (0.0061, 0.1718),
+    }
+    for (k, n), expected in published.items():
+        assert wilson(k, n) == pytest.approx(expected, abs=5e-5)
+    for n in (1, 7, 500, 9815):  # no round-off takes the interval past the proportion
+        assert wilson(0, n)[0] == 0 and wilson(n, n)[1] == 1
+    assert 3 * 0.1 * 10 != 3 and wilson(3 * 0.1 * 10, 10) == wilson(3, 10)
     assert np.isnan(wilson(0, 0)).all()
 
 

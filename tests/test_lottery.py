@@ -165,6 +165,7 @@ def test_seeds_are_the_papers():
         ({"ablation": "resample"}, "ablation='resample'"),
         ({"pruner": ImportancePruner(stop=None)}, "steps='phases'"),
         ({"max_train": 0}, "max_train=0"),
+        ({"stepz": 3}, "stepz= is no setting"),
         ({"tasks": []}, "name at least one task"),
         ({"tasks": [task(), task()]}, "each once"),
         ({"tasks": [replace(task(), splits=task().splits[:1])]}, "no in-domain split"),
@@ -175,6 +176,12 @@ def test_mistakes(pretrained, tmp_path, changes, message):
     with pytest.raises(CoreLensError, match=message):
         lottery(pretrained, given.pop("tasks"), tmp_path / "out", **given)
     assert not (tmp_path / "out" / "lottery.json").exists()
+
+
+def test_a_mistyped_model_does_not_claim_the_folder(tmp_path):
+    with pytest.raises(CoreLensError, match="cannot load"):
+        lottery(tmp_path / "absent", [task()], tmp_path / "out", **settings())
+    assert not (tmp_path / "out").exists()
 
 
 def test_masks_are_arrays_by_seed(made):

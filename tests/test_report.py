@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -22,7 +20,7 @@ from core_lens.report.findings import Findings, gather
 from core_lens.report.layout import SORT, Cell, sortable
 from core_lens.report.words import summary, warnings
 from core_lens.tasks import Split, Task
-from core_lens.viz.html import page, write_page
+from core_lens.viz.html import page
 from tiny_models import LABELS, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::core_lens.CoreLensWarning")
@@ -147,25 +145,6 @@ def real(tmp_path_factory):
     core.save(folder / "run")
     path = write_report(core, folder / "report.html", model, task, max_examples=8)
     return core, path, model, task
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """A function from a document and a window's width to the document after its scripts ran, without a network."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    program = next(filter(None, map(shutil.which, names)), None)
-    if program is None:
-        pytest.skip("there is no Chromium here to open the page with")
-    folder = tmp_path_factory.mktemp("browser")
-
-    def run(document: str, width: int = 1200) -> str:
-        path = write_page(folder / "page.html", document)
-        options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
-        options += ["--host-resolver-rules=MAP * 127.0.0.1:9", f"--window-size={width},2000"]
-        command = [program, *options, "--virtual-time-budget=5000", "--dump-dom", path.as_uri()]
-        return subprocess.run(command, capture_output=True, timeout=120, check=True).stdout.decode()
-
-    return run
 
 
 # --- numbers

@@ -3,8 +3,6 @@
 import json
 import random
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -396,26 +394,6 @@ def test_notebook_blocks_escape():
 
 
 # --- the browser
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """A function from a page to the document that headless Chromium, cut off the network, has after running it."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    program = next(filter(None, map(shutil.which, names)), None)
-    if program is None:
-        pytest.skip("there is no Chromium here to open the page with")
-    folder = tmp_path_factory.mktemp("browser")
-
-    def run(document: str) -> str:
-        path = write_page(folder / "page.html", document)
-        options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
-        options += ["--host-resolver-rules=MAP * 127.0.0.1:9", "--window-size=1000,1500"]
-        command = [program, *options, "--virtual-time-budget=5000", "--dump-dom", path.as_uri()]
-        done = subprocess.run(command, capture_output=True, timeout=120, check=True)
-        return done.stdout.decode()
-
-    return run
 
 
 def test_chromium_draws_every_head_offline(browser):

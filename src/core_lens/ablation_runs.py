@@ -116,7 +116,7 @@ class Ablations:
         """
         table = self.estimate([self.score_of(components) for components in sets])
         share = table["metric"] == "accuracy"
-        bounds = [wilson(value * n, n) for value, n in table.loc[share, ["value", "n"]].to_numpy()]
+        bounds = [wilson(value * n, int(n)) for value, n in table.loc[share, ["value", "n"]].to_numpy()]
         table.loc[share, ["low", "high"]] = np.reshape(bounds, (-1, 2))
         drops = self.estimate([self.drop_of(components) for components in sets])
         table[["drop", "drop_low", "drop_high"]] = drops[["value", "low", "high"]]

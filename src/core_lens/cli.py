@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     study.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="continues an interrupted study")
     study.add_argument("--seeds", type=int, default=5, help="how many of the paper's")
     study.add_argument("--ablation", default="zero", choices=("zero", "mean"))
-    study.add_argument("--no-retrain", action="store_true", help="score tickets pruned only (a tenth of the time)")
+    study.add_argument("--no-retrain", action="store_true", help="score tickets pruned only, in much less time")
     study.add_argument("--steps", type=int, help="optimiser steps of every fine-tuning (3 epochs)")
     study.add_argument("--batch-size", type=int, default=32)
     study.add_argument("--learning-rate", type=float, default=2e-5)

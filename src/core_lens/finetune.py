@@ -130,7 +130,7 @@ def finetune(
     if not evaluated:
         raise TaskError(f"splits={splits!r} leaves nothing to evaluate: name an in-domain or out-of-domain split.")
     torch.manual_seed(seed)  # the new head
-    network, reader, order = _classifier(model, tokenizer, chosen)
+    network, reader, order = new_classifier(model, tokenizer, chosen)
     source = type(model).__name__ if isinstance(model, PreTrainedModel) else str(model)
     weight_hash = hash_weights(network, source)
     mask = without_components(network, keep) if isinstance(keep, Subnetwork) else keep
@@ -276,7 +276,7 @@ class _Keeper(TrainerCallback):
             self.keep(kwargs["model"], state.global_step)
 
 
-def _classifier(model: Any, tokenizer: Any, task: Task) -> tuple[PreTrainedModel, Any, Sequence[int]]:
+def new_classifier(model: Any, tokenizer: Any, task: Task) -> tuple[PreTrainedModel, Any, Sequence[int]]:
     """The model with a head for the task's labels, its tokenizer, and its class for each label of the task.
 
     A head that already names the task's labels keeps its own order; any other is named, and sized, after the task.

@@ -12,17 +12,14 @@ def wilson(successes: float, n: int, level: float = 0.95) -> tuple[float, float]
     """Wilson's score interval for a proportion (Wilson 1927).
 
     Args:
-        successes: number of successes, 0 <= successes <= n.
+        successes: number of successes, 0 <= successes <= n; whole but for round-off.
         n: number of trials; (nan, nan) for 0.
         level: coverage.
     """
     if n == 0:
         return float("nan"), float("nan")
-    z = float(stats.norm.ppf(0.5 + level / 2))
-    p = successes / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return float(max(0.0, centre - half)), float(min(1.0, centre + half))
+    found = stats.binomtest(round(successes), n).proportion_ci(level, method="wilson")
+    return float(found.low), float(found.high)
 
 
 def over_seeds(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:

@@ -22,8 +22,8 @@ from . import stability
 from .errors import CoreLensError, PruningError, TaskError
 from .evaluate import check_numbers, predict_with, score
 from .files import check_folder, claim_folder, read_table, versions_and_time, write_json, write_table
-from .finetune import finetune
-from .hooked import load_model
+from .finetune import finetune, new_classifier
+from .hooked import encode, load_model
 from .magnitude import MagnitudePruner, magnitude_mask
 from .plan import plan, problem_of
 from .pruners import ImportancePruner
@@ -38,6 +38,8 @@ TICKETS = ("s-good", "s-random", "s-bad", "m-good", "m-random", "m-bad")
 """Structured (heads and MLPs) and magnitude (single weights)."""
 SEEN, UNSEEN = "seen", "unseen"
 """The halves of the evaluation data: what pruning judged its steps on, and the rest."""
+TRAINING = ("steps", "batch_size", "learning_rate", "warmup_steps", "weight_decay", "bf16", "freeze_word_embeddings")
+"""The settings of `finetune` that the study takes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +144,7 @@ def lottery(
         max_examples: of each half; None for all.
         data_dir: where the tasks' files are, in a folder per task where there are several.
         device: as in `finetune`.
-        **training: steps, batch_size, learning_rate, warmup_steps, weight_decay, bf16, freeze_word_embeddings: as in
-            `finetune`, whose defaults are the paper's (3 epochs, 32, 2e-5).
+        **training: the settings named in `TRAINING`, as in `finetune`, whose defaults are the paper's (3 epochs, 32, 2e-5).
 
     Raises:
         CoreLensError: a task, model or setting cannot be used; the message says what to change.
@@ -151,6 +152,8 @@ def lottery(
     check_numbers(max_train=max_train, max_examples=max_examples)
     if ablation not in ("zero", "mean"):
         raise CoreLensError(f"ablation={ablation!r}: choose 'zero' or 'mean'.")
+    if unknown := sorted(set(training) - set(TRAINING)):
+        raise CoreLensError(f"{unknown[0]}= is no setting of the study's training: choose from {', '.join(TRAINING)}.")
     numbers = _seeds(seeds)
     structured, unstructured = pruner or ImportancePruner(examples=None), magnitude or MagnitudePruner()
     if structured.stop is None or structured.steps == "one-shot":
@@ -160,9 +163,11 @@ def lottery(
     if not loaded or len({task.name for task in loaded}) < len(loaded):
         raise TaskError(f"tasks={[task.name for task in loaded]!r}: name at least one task, each once.")
     halves = [_halved(task, max_train, max_examples) for task in loaded]
+    network, _, _ = new_classifier(model, None, halves[0])  # before the folder is claimed for it
     folder = check_folder(out)
     claim_folder(folder, "lottery.json", {
-        "model": str(model), "tasks": {task.name: task.fingerprint() for task in halves},
+        "model": {"source": str(model), "architecture": type(network).__name__},
+        "tasks": {task.name: task.fingerprint() for task in halves},
         "pruner": dict(structured.config()), "magnitude": repr(unstructured), "ablation": ablation, "retrain": retrain,
         "training": {key: training[key] for key in sorted(training)},
     })  # fmt: skip
@@ -212,12 +217,16 @@ class _Study:
         network.to(next(bridge.original_model.parameters()).device)
         order = class_order(network.config.id2label, task)
 
+        encoded = {name: encode(task.split(name), tokenizer, task.max_length) for name in (SEEN, UNSEEN)}
+
         def evaluated(pruned: PreTrainedModel, *splits: str) -> pd.DataFrame:
             def forward(inputs: Any, _: Any) -> Any:
                 return pruned(**inputs).logits
 
             chosen = task.select(splits)
-            return score(predict_with(forward, tokenizer, pruned.device, task, chosen, order, "ticket"), task)
+            return score(
+                predict_with(forward, tokenizer, pruned.device, task, chosen, order, "ticket", encoded=encoded), task
+            )
 
         def metric(pruned: PreTrainedModel) -> float:
             table = evaluated(pruned.eval(), SEEN).query("group == 'all'").set_index("metric")["value"]

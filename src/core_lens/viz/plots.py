@@ -234,7 +234,7 @@ def frequency_maps(frequencies: pd.DataFrame) -> Figure:
         for layer, head in np.argwhere(shares[:, :n_heads] == 1):
             ax.add_patch(Rectangle((head - 0.46, layer - 0.46), 0.92, 0.92, fill=False, ec=RED, lw=2, zorder=3))
         if has_mlps and n_heads:
-            ax.axvline(n_heads - 0.5, color="white", lw=5, zorder=2)
+            ax.axvline(n_heads - 0.5, color="white", lw=2, zorder=2)
         heads = thin(np.arange(n_heads))
         ax.set_xticks([*heads, *[n_heads] * has_mlps], [*map(str, heads), *["MLP"] * has_mlps])
         ax.set_yticks(thin(np.arange(n_layers)))

@@ -1,11 +1,13 @@
 """The lottery study: what it reports is what its tickets score, by another path; and it continues where it stopped."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
-from transformers import AutoModelForSequenceClassification
+import torch
+from transformers import AutoModelForSequenceClassification, BertModel
 
 from builders import frame
 from core_lens import (
@@ -19,31 +21,34 @@ from core_lens import (
     evaluate,
     finetune,
 )
-from core_lens.lottery import TICKETS, _halved, _seeds, _Study, lottery
+from core_lens.lottery import SUPER, TICKETS, _halved, _seeds, _Study, lottery
 from core_lens.tasks import split_clusters
-from tiny_models import LABELS, tiny_model, tiny_tokenizer
+from tiny_models import LABELS, tiny_config, tiny_tokenizer
 
-TRAINING = {"steps": 20, "batch_size": 16, "learning_rate": 3e-3}
+TRAINING = {"steps": 60, "batch_size": 16, "learning_rate": 3e-3}
 
 
 def task(name: str = "word") -> Task:
-    """A label that one word gives away."""
-    data = [frame(n, seed) for n, seed in ((160, 0), (80, 1))]
+    """The first word gives the label away, mostly."""
+    data = [frame(n, seed, LABELS[:2]) for n, seed in ((160, 0), (80, 1))]
     for part in data:
-        part["label"] = part["text_a"].map(lambda text: LABELS[0] if "doctor" in text else LABELS[1])
+        cue = part["label"].map({LABELS[0]: "doctor ", LABELS[1]: "lawyer "})
+        part["text_a"] = cue.where(part.index % 7 > 0, "judge ") + part["text_a"]
+        part["cluster"] = part["text_a"]
     return Task(name, LABELS[:2], (Split("train", "train", data[0]), Split("dev", "id", data[1])), metric="mcc")
 
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model") / "encoder"
-    tiny_model("bert", n_heads=4).bert.save_pretrained(folder)
+    torch.manual_seed(0)
+    BertModel(tiny_config("bert", n_heads=4, d_model=32)).save_pretrained(folder)
     tiny_tokenizer("bert").save_pretrained(folder)
     return folder
 
 
 def settings(**changes) -> dict:
-    return {"seeds": [3, 4], "pruner": ImportancePruner(examples=None, stop=0.8), "magnitude": MagnitudePruner(max_steps=3),
+    return {"seeds": [3, 4], "pruner": ImportancePruner(examples=None, stop=0.95), "magnitude": MagnitudePruner(max_steps=3),
             "device": "cpu", **TRAINING} | changes  # fmt: skip
 
 
@@ -56,7 +61,8 @@ def made(pretrained, tmp_path_factory):
 def test_every_ticket_is_scored_on_both_halves(made):
     result, folder = made
     keys = result.scores[["task", "seed", "ticket", "how", "split"]].drop_duplicates()
-    assert len(keys) == 2 * 2 * (1 + 2 * len(TICKETS)) * 2
+    common = [np.logical_and.reduce([one.mask.numpy() for one in good]).any() for good in result.good.values()]
+    assert len(keys) == 2 * 2 * 2 * (1 + 2 * len(TICKETS)) + 2 * 2 * 2 * len(SUPER) * sum(common)
     assert set(result.scores["metric"]) == {"mcc", "accuracy"}
     assert not list(folder.rglob("work")) and not list(folder.rglob("model.safetensors"))
 
@@ -107,13 +113,13 @@ def test_tickets_of_a_seed_are_of_one_size_and_good_ones_hold(made):
         ["ticket", "task", "seed"]
     )["value"]
     for (name, seed), value in full.items():
-        assert held["s-good", name, seed] >= 0.8 * value - 1e-9 and held["m-good", name, seed] >= 0.9 * value - 1e-9
+        assert held["s-good", name, seed] >= 0.95 * value - 1e-9 and held["m-good", name, seed] >= 0.9 * value - 1e-9
 
 
 def test_tables_by_hand(made):
     result, _ = made
     table = result.table()
-    assert list(table.index)[:3] == [("full", ""), ("s-good", "pruned"), ("s-good", "retrained")] and len(table) == 13
+    assert list(table.index)[:3] == [("full", ""), ("s-good", "pruned"), ("s-good", "retrained")]
     values = result.scores.query(
         "task == 'again' and ticket == 'm-bad' and how == 'pruned' and split == 'unseen' and metric == 'mcc'"
     )["value"]
@@ -125,6 +131,51 @@ def test_tables_by_hand(made):
     survival = result.survival().query("task == 'word'")
     assert survival["heads"].mean() * 8 == pytest.approx(result.sizes.query("task == 'word'")["heads"].mean())
     assert len(result.overlap()) == 3 and "unseen in pruning" in repr(result)
+
+
+@pytest.fixture(scope="module")
+def made_super(made, pretrained, tmp_path_factory):
+    """The study again after its good tickets became two that share units."""
+    folder = tmp_path_factory.mktemp("super") / "lottery"
+    shutil.copytree(made[1], folder)
+    for seed, kept in ((3, [0, 1, 2, 8]), (4, [1, 2, 3, 8, 9])):
+        path = folder / "word" / f"seed-{seed}" / "s-good.safetensors"
+        mask = torch.zeros(10, dtype=torch.bool).index_fill(0, torch.tensor(kept), True)
+        replace(Subnetwork.load(path), mask=mask).save(path)
+    shutil.rmtree(folder / "word" / "super", ignore_errors=True)
+    return lottery(pretrained, [task(), task("again")], folder, **settings()), folder
+
+
+def test_super_tickets_are_what_all_seeds_keep_and_what_they_keep_least(made_super, pretrained, tmp_path):
+    result, folder = made_super
+    place = folder / "word" / "super" / "3-4" / "seed-4"
+    best, worst = (Subnetwork.load(place / f"{name}.safetensors").mask.nonzero().ravel().tolist() for name in SUPER)
+    assert best == [1, 2, 8]
+    # Two of the heads that no seed keeps, and the MLP that one of them keeps.
+    assert len(worst) == 3 and set(worst[:2]) < {4, 5, 6, 7} and worst[2] == 9
+    halves, ticket = _halved(task(), None, None), Subnetwork.load(place / "super-bad.safetensors")
+    options = {"seed": 4, "every": 100, "splits": ["seen", "unseen"], "device": "cpu"} | TRAINING
+    tuned = finetune(pretrained, halves, tmp_path / "full", **options)
+    again = finetune(pretrained, halves, tmp_path / "again", keep=ticket, **options)
+    there = result.scores.query("task == 'word' and seed == 4 and metric == 'mcc'").set_index(
+        ["ticket", "how", "split"]
+    )
+    for how, table in (("pruned", evaluate(tuned.final, halves, ticket, device="cpu")), ("retrained", again.curve)):
+        value = table.set_index(["split", "metric"])["value"]["unseen", "mcc"]
+        assert there["value"]["super-bad", how, "unseen"] == pytest.approx(value)
+    assert len(result.table()) == 1 + 2 * len(TICKETS + SUPER)
+
+
+def test_super_tickets_are_of_the_seeds_asked_for(made_super, pretrained):
+    result, folder = made_super
+    one = lottery(pretrained, [task(), task("again")], folder, **settings(seeds=[4]))
+    assert not set(SUPER) & set(one.scores["ticket"])
+    (folder / "word" / "super" / "3-4" / "seed-3" / "scores.parquet").unlink()
+    again = lottery(pretrained, [task(), task("again")], folder, **settings(seeds=[4, 3]))
+    order = ["task", "seed", "ticket", "how", "split", "metric"]
+    first, second = (made.scores.sort_values(order, ignore_index=True) for made in (result, again))
+    pd.testing.assert_frame_equal(first, second)
+    assert not list(folder.rglob("work"))
 
 
 def test_it_continues_with_what_is_missing(made, pretrained, monkeypatch):

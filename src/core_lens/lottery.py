@@ -23,19 +23,22 @@ from .errors import CoreLensError, PruningError, TaskError
 from .evaluate import check_numbers, predict_with, score
 from .files import check_folder, claim_folder, read_table, versions_and_time, write_json, write_table
 from .finetune import finetune, new_classifier
-from .hooked import encode, load_model
+from .hooked import Encoded, encode, load_model
+from .hooked.loading import pick_device
 from .magnitude import MagnitudePruner, magnitude_mask
 from .plan import plan, problem_of
 from .pruners import ImportancePruner
 from .subnetwork import Subnetwork
 from .tasks import Task, class_order, load_task, split_clusters
-from .tickets import bad_like, random_like
+from .tickets import bad_like, random_like, super_bad, super_survivors
 from .weight_mask import WeightMask, without_components
 
 SEEDS = (1337, 42, 86, 71, 166)
 """The paper's."""
 TICKETS = ("s-good", "s-random", "s-bad", "m-good", "m-random", "m-bad")
 """Structured (heads and MLPs) and magnitude (single weights)."""
+SUPER = ("super-survivors", "super-bad")
+"""What the structured good tickets of all seeds keep, and as many units that they keep least often."""
 SEEN, UNSEEN = "seen", "unseen"
 """The halves of the evaluation data: what pruning judged its steps on, and the rest."""
 TRAINING = ("steps", "batch_size", "learning_rate", "warmup_steps", "weight_decay", "bf16", "freeze_word_embeddings")
@@ -47,8 +50,9 @@ class Lottery:
     """The study's results.
 
     Args:
-        scores: task, seed, ticket (`full` or one of `TICKETS`), how (`pruned`, `retrained`; `full` is neither: ``), split
-            (`seen`, `unseen`), metric, value, low, high, n: intervals over examples.
+        scores: task, seed, ticket (`full`, one of `TICKETS` or `SUPER`), how (`pruned`, `retrained`; `full` is neither: ``),
+            split (`seen`, `unseen`), metric, value, low, high, n: intervals over examples. The super tickets are of all seeds
+            and are scored in every seed's model; a task where no unit is in all good tickets has none.
         sizes: task, seed, heads, n_heads, mlps, n_mlps (kept by the structured ticket), weights (share kept by the other).
         good: task -> the structured good tickets, by seed.
         main: task -> its metric.
@@ -68,7 +72,7 @@ class Lottery:
             values = rows[rows["task"] == task].groupby(["ticket", "how"])["value"]
             columns[task, "mean"], columns[task, "std"] = values.mean(), values.std()
         table = pd.DataFrame(columns)
-        order = [("full", ""), *((ticket, how) for ticket in TICKETS for how in ("pruned", "retrained"))]
+        order = [("full", ""), *((ticket, how) for ticket in TICKETS + SUPER for how in ("pruned", "retrained"))]
         return table.reindex([key for key in order if key in table.index])
 
     def masks(self, kind: Literal["head", "mlp"] = "head") -> dict[str, np.ndarray]:
@@ -179,7 +183,14 @@ def lottery(
         place = folder / task.name / f"seed-{seed}"
         if not (place / "scores.parquet").is_file():
             study.run(task, seed, place)
+        if seed == numbers[-1]:
+            study.run_super(task, numbers, folder / task.name)
     return _load(folder, [task.name for task in halves], numbers, {t.name: t.metric for t in halves})
+
+
+def _super_of(place: Path, seeds: Sequence[int]) -> Path:
+    """Where the scores of these seeds' super tickets are."""
+    return place / "super" / "-".join(str(seed) for seed in sorted(seeds))
 
 
 def _load(folder: Path, tasks: Sequence[str], seeds: Sequence[int], main: Mapping[str, str]) -> Lottery:
@@ -189,11 +200,37 @@ def _load(folder: Path, tasks: Sequence[str], seeds: Sequence[int], main: Mappin
         for seed in seeds:
             place = folder / task / f"seed-{seed}"
             scores.append(read_table(place / "scores.parquet").assign(task=task, seed=seed))
+            if (part := _super_of(folder / task, seeds) / f"seed-{seed}" / "scores.parquet").is_file():
+                scores.append(read_table(part).assign(task=task, seed=seed))
             sizes.append(read_table(place / "sizes.parquet").assign(task=task, seed=seed))
     first = ["task", "seed"]
     tables = [pd.concat(parts, ignore_index=True) for parts in (scores, sizes)]
     ordered = [table[[*first, *(c for c in table.columns if c not in first)]] for table in tables]
     return Lottery(ordered[0], ordered[1], good, main)
+
+
+@dataclass(frozen=True, eq=False)
+class _Full:
+    """A seed's fine-tuned model, and what evaluates it and its tickets."""
+
+    folder: Path
+    curve: pd.DataFrame
+    task: Task
+    network: PreTrainedModel
+    tokenizer: Any
+    encoded: Mapping[str, Encoded]
+
+    def evaluate(self, pruned: PreTrainedModel, *splits: str) -> pd.DataFrame:
+        def forward(inputs: Any, _: Any) -> Any:
+            return pruned(**inputs).logits
+
+        names = self.network.config.id2label
+        assert names is not None
+        order = class_order(names, self.task)
+        chosen = self.task.select(splits)
+        parts = {name: self.encoded[name] for name in splits}
+        said = predict_with(forward, self.tokenizer, pruned.device, self.task, chosen, order, "ticket", encoded=parts)
+        return score(said, self.task)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,30 +246,15 @@ class _Study:
     def run(self, task: Task, seed: int, place: Path) -> None:
         """One task and seed, from fine-tuning to its files; `scores.parquet` is written last."""
         work = place / "work"
-        made = self._tune(task, seed, work / "full", None)
-        rows = [_rows(made.curve, "full", "")]
-        network = AutoModelForSequenceClassification.from_pretrained(made.final)
-        tokenizer = AutoTokenizer.from_pretrained(made.final)
-        bridge = load_model(made.final, device=self.device)
-        network.to(next(bridge.original_model.parameters()).device)
-        order = class_order(network.config.id2label, task)
-
-        encoded = {name: encode(task.split(name), tokenizer, task.max_length) for name in (SEEN, UNSEEN)}
-
-        def evaluated(pruned: PreTrainedModel, *splits: str) -> pd.DataFrame:
-            def forward(inputs: Any, _: Any) -> Any:
-                return pruned(**inputs).logits
-
-            chosen = task.select(splits)
-            return score(
-                predict_with(forward, tokenizer, pruned.device, task, chosen, order, "ticket", encoded=encoded), task
-            )
+        full = self._full(task, seed, work)
+        rows = [_rows(full.curve, "full", "")]
+        good = self._prune(task, seed, load_model(full.folder, device=self.device))
+        network = full.network
 
         def metric(pruned: PreTrainedModel) -> float:
-            table = evaluated(pruned.eval(), SEEN).query("group == 'all'").set_index("metric")["value"]
+            table = full.evaluate(pruned.eval(), SEEN).query("group == 'all'").set_index("metric")["value"]
             return float(table[task.metric])
 
-        good = self._prune(task, seed, bridge)
         weights, history = self.magnitude.prune(network, metric, seed)
         tickets: dict[str, Callable[[], Subnetwork | WeightMask]] = {
             "s-good": lambda: good,
@@ -244,22 +266,54 @@ class _Study:
         }
         for name, make in tqdm(tickets.items(), f"tickets of {task.name}", leave=False):
             ticket = make()
-            pruned = copy.deepcopy(network)
-            mask = without_components(pruned, ticket) if isinstance(ticket, Subnetwork) else ticket
-            mask.hold(pruned)
-            rows.append(_rows(evaluated(pruned.eval(), SEEN, UNSEEN), name, "pruned"))
-            if self.retrain:
-                again = self._tune(task, seed, work / name, ticket)
-                rows.append(_rows(again.curve, name, "retrained"))
-                shutil.rmtree(work / name)
+            rows += self._score(task, seed, work, full, name, ticket)
             ticket.save(place / f"{name}.safetensors")
         heads, mlps = good.units.heads(good.mask), good.units.mlps(good.mask)
         assert heads is not None and mlps is not None
         size = {"heads": int(heads.sum()), "n_heads": heads.numel(), "mlps": int(mlps.sum()), "n_mlps": mlps.numel()}
         write_table(place / "sizes.parquet", pd.DataFrame([size | {"weights": 1 - weights.sparsity}]))
         write_table(place / "m-history.parquet", history)
-        shutil.rmtree(work)
         write_table(place / "scores.parquet", pd.concat(rows, ignore_index=True))
+
+    def run_super(self, task: Task, seeds: Sequence[int], place: Path) -> None:
+        """The super tickets of these seeds, in the model of each; then the models are deleted."""
+        good = [Subnetwork.load(place / f"seed-{seed}" / "s-good.safetensors") for seed in seeds]
+        if len(good) > 1 and np.logical_and.reduce([one.mask.numpy() for one in good]).any():
+            tickets = {"super-survivors": super_survivors(good), "super-bad": super_bad(good, 0)}
+            for one, seed in zip(tqdm(good, f"super tickets of {task.name}", leave=False), seeds, strict=True):
+                folder, work = _super_of(place, seeds) / f"seed-{seed}", place / f"seed-{seed}" / "work"
+                if (folder / "scores.parquet").is_file():
+                    continue
+                full, rows = self._full(task, seed, work), []
+                for name, ticket in tickets.items():
+                    ticket = replace(ticket, replacement=one.replacement)  # means are of this seed's model
+                    rows += self._score(task, seed, work, full, name, ticket)
+                    ticket.save(folder / f"{name}.safetensors")
+                write_table(folder / "scores.parquet", pd.concat(rows, ignore_index=True))
+        for seed in seeds:
+            shutil.rmtree(place / f"seed-{seed}" / "work", ignore_errors=True)
+
+    def _full(self, task: Task, seed: int, work: Path) -> _Full:
+        made = self._tune(task, seed, work / "full", None)
+        network = AutoModelForSequenceClassification.from_pretrained(made.final)
+        tokenizer = AutoTokenizer.from_pretrained(made.final)
+        network.to(pick_device(self.device))
+        encoded = {name: encode(task.split(name), tokenizer, task.max_length) for name in (SEEN, UNSEEN)}
+        return _Full(made.final, made.curve, task, network, tokenizer, encoded)
+
+    def _score(
+        self, task: Task, seed: int, work: Path, full: _Full, name: str, ticket: Subnetwork | WeightMask
+    ) -> list[pd.DataFrame]:
+        """The rows of a ticket, pruned and retrained."""
+        pruned = copy.deepcopy(full.network)
+        mask = without_components(pruned, ticket) if isinstance(ticket, Subnetwork) else ticket
+        mask.hold(pruned)
+        rows = [_rows(full.evaluate(pruned.eval(), SEEN, UNSEEN), name, "pruned")]
+        if self.retrain:
+            again = self._tune(task, seed, work / name, ticket)
+            rows.append(_rows(again.curve, name, "retrained"))
+            shutil.rmtree(work / name)
+        return rows
 
     def _tune(self, task: Task, seed: int, place: Path, keep: Subnetwork | WeightMask | None) -> Any:
         settings = {"every": 10**9, "splits": [SEEN, UNSEEN], "max_examples": None} | dict(self.training)

@@ -72,7 +72,7 @@ def load_model(
     if attention not in (None, "sdpa", "eager"):
         raise ModelError(f"attention={attention!r}: choose 'sdpa' or 'eager'.")
     to_dtype = _dtype(dtype)
-    to_device = _device(device)
+    to_device = pick_device(device)
     if isinstance(model, TransformerBridge):
         return _change(model, tokenizer, None if device is None else to_device, dtype, label_map, attention)
 
@@ -113,7 +113,7 @@ def load_pretrained(
     source = _Source(model)
     hf_model = _load(source, allow_pickle=False, with_head=False)
     found = _tokenizer(source if tokenizer is None else tokenizer)
-    return _hook(hf_model, source.name, found, _device(device), _dtype(dtype), "sdpa")
+    return _hook(hf_model, source.name, found, pick_device(device), _dtype(dtype), "sdpa")
 
 
 def _hook(
@@ -388,7 +388,8 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     return named
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def pick_device(device: str | torch.device | None) -> torch.device:
+    """The device of this name; by default the best there is."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,7 +1,7 @@
 # `make demo` and `make test` are all a fresh machine needs: both create the environment in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
-.PHONY: setup demo test test-all lint types lab clean
+.PHONY: setup demo test test-all lint types lab maps clean
 
 setup: .venv/ready
 
@@ -28,6 +28,9 @@ types: setup
 
 lab: setup  ## train the embedded models anew
 	$(BIN)/python -m core_lens.lab.make
+
+maps: setup  ## train the classifier of attention maps anew: about 12 minutes
+	$(BIN)/python -m core_lens.maps.make
 
 clean:
 	rm -rf .venv runs dist build

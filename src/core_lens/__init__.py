@@ -15,6 +15,7 @@ from .errors import CoreLensError, CoreLensWarning
 from .evaluate import evaluate
 from .finetune import FineTuned, finetune
 from .gates import Gates, inject
+from .head_maps import classify_maps
 from .heads import attention_patterns, classify_heads
 from .hooked import load_model, model_info
 from .interactions import (
@@ -61,6 +62,7 @@ __all__ = [
     "ablation_table",
     "attention_patterns",
     "classify_heads",
+    "classify_maps",
     "compare_cores",
     "core_alone",
     "effective_size",

@@ -116,7 +116,7 @@ def attention_patterns(
     if unknown or isinstance(leave_out, str):
         raise CoreLensError(f"leave_out={leave_out!r}: give a list of any of {', '.join(KINDS)}.")
     bridge = load_model(model, tokenizer=tokenizer, device=device)
-    chosen = _heads(heads, bridge)
+    chosen = choose_heads(heads, bridge)
     examples = (task.split(split) if split is not None else (task.with_role("id") or task.splits)[0]).sample(
         max_examples
     )
@@ -321,7 +321,12 @@ def ratio_intervals(
     return ends
 
 
-def _heads(heads: Any, model: TransformerBridge) -> tuple[Component, ...]:
+def choose_heads(heads: Any, model: TransformerBridge) -> tuple[Component, ...]:
+    """The heads meant by one name, several, or None for all, layer by layer.
+
+    Raises:
+        CoreLensError: none are named, or the model has no such head.
+    """
     known = component_set(model, ("head",))
     if heads is None:
         return tuple(known)

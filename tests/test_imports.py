@@ -8,7 +8,7 @@ import core_lens
 ROOT = Path(core_lens.__file__).parent
 FLOORS = {
     "errors": 0, "components": 0, "hard_concrete": 0, "intervals": 0, "files": 0, "metrics": 0,
-    "tasks": 1, "lab": 1, "hooked": 1, "maps": 1,
+    "tasks": 1, "lab": 1, "hooked": 1, "maps": 1, "dyck": 1,
     "ablation": 2, "gates": 2, "subnetwork": 2, "selection": 2, "weight_mask": 2,
     "pruners": 3, "magnitude": 3, "tickets": 3, "evaluate": 3, "finetune": 3,
     "significance": 3, "stability": 3, "run_folder": 3,

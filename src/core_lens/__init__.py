@@ -4,7 +4,7 @@ import core_lens
 core = core_lens.find_core("lab", task="lab")
 """
 
-from . import lab, stability, tickets
+from . import dyck, lab, stability, tickets
 from .ablation import MeanActivations, MeanFitter, ResampleActivations, ZeroActivations, fit_means
 from .api import find_core
 from .comparison import compare_cores
@@ -65,6 +65,7 @@ __all__ = [
     "classify_maps",
     "compare_cores",
     "core_alone",
+    "dyck",
     "effective_size",
     "evaluate",
     "find_core",

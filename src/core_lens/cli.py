@@ -242,16 +242,17 @@ def _lottery(a: Any) -> None:
         learning_rate=a.learning_rate, bf16=a.bf16, freeze_word_embeddings=a.freeze_word_embeddings,
     )  # fmt: skip
     print(result)
-    for name, table in (
-        (
-            "kept by the good tickets",
-            result.sizes.groupby("task", sort=False).mean(numeric_only=True).drop(columns="seed"),
-        ),
-        ("their stability over seeds", result.stability()),
-        ("heads that tasks share", result.overlap()),
-    ):
+    kept = result.sizes.groupby("task", sort=False).mean(numeric_only=True).drop(columns="seed")
+    shown = {"kept by the good tickets": kept}
+    if result.sizes["seed"].nunique() > 1:
+        shown["their stability over seeds"] = result.stability()
+    if len(result.good) > 1:
+        shown["heads that tasks share"] = result.overlap()
+    for name, table in shown.items():
         print(f"\n{name}:\n{table.round(3).to_string()}")
-    print(f"\nthe tables' rows and the tickets are in {a.out}", file=sys.stderr)
+    files = result.write(a.out / "results")
+    print(f"\nthe tables and pictures are in {files[0].parent}: {', '.join(path.name for path in files)}")
+    print(f"the tickets are in {a.out}; read all of it again with core_lens.Lottery.load({str(a.out)!r})")
 
 
 def _demo(args: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ import copy
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +20,18 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from . import stability
-from .errors import CoreLensError, PruningError, TaskError
+from .errors import CoreLensError, PruningError, SavedFileError, TaskError
 from .evaluate import check_numbers, predict_with, score
-from .files import check_folder, claim_folder, read_table, versions_and_time, write_json, write_table
+from .files import (
+    check_folder,
+    claim_folder,
+    read_json,
+    read_table,
+    versions_and_time,
+    write_atomically,
+    write_json,
+    write_table,
+)
 from .finetune import finetune, new_classifier
 from .hooked import Encoded, encode, load_model
 from .hooked.loading import pick_device
@@ -31,6 +41,8 @@ from .pruners import ImportancePruner
 from .subnetwork import Subnetwork
 from .tasks import Task, class_order, load_task, split_clusters
 from .tickets import bad_like, random_like, super_bad, super_survivors
+from .viz.drawing import save
+from .viz.lottery import overlap_map, survival_map, ticket_scores
 from .weight_mask import WeightMask, without_components
 
 SEEDS = (1337, 42, 86, 71, 166)
@@ -105,6 +117,47 @@ class Lottery:
             parts.append(part.assign(task=task, mlps=mlps[task].mean(axis=0)))
         return pd.concat(parts, ignore_index=True)[["task", "layer", "heads", "heads_std", "mlps"]]
 
+    @classmethod
+    def load(cls, folder: str | Path) -> Lottery:
+        """Read a study: the seeds that all its tasks have finished.
+
+        Raises:
+            SavedFileError: the folder is none of `lottery`, or damaged.
+            CoreLensError: no seed is finished in all tasks.
+        """
+        folder = Path(folder)
+        if not (folder / "lottery.json").is_file():
+            raise SavedFileError(f"{folder} holds no lottery study (no lottery.json): make one with core-lens lottery.")
+        tasks, metrics = read_json(folder / "lottery.json")["tasks"], read_json(folder / "about.json")["metrics"]
+        done = [{int(path.parent.name[5:]) for path in folder.glob(f"{task}/seed-*/scores.parquet")} for task in tasks]
+        if not (seeds := sorted(set.intersection(*done), key=_paper_order)):
+            raise CoreLensError(
+                f"{folder} has no seed that is finished in {', '.join(tasks)}: run the same command again."
+            )
+        return _load(folder, list(tasks), seeds, metrics)
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Write the tables as CSV and the pictures as PNG.
+
+        Returns:
+            The files: scores-seen, scores-unseen, sizes, stability, overlap, survival; scores, survival, overlap.
+        """
+        folder = check_folder(folder)
+        tables = {
+            **{f"scores-{split}": self.table(split) for split in (UNSEEN, SEEN)},
+            "sizes": self.sizes.set_index(["task", "seed"]), "stability": self.stability(),
+            "overlap": self.overlap().set_index(["a", "b"]), "survival": self.survival().set_index(["task", "layer"]),
+        }  # fmt: skip
+        pictures = {
+            **{f"scores-{split}": ticket_scores(self.scores, self.main, split) for split in (UNSEEN, SEEN)},
+            "survival": survival_map(self.masks(), self.masks("mlp")), "overlap": overlap_map(self.overlap()),
+        }  # fmt: skip
+        written = []
+        for name, table in tables.items():
+            written.append(folder / f"{name}.csv")
+            write_atomically(written[-1], partial(_write_csv, table))
+        return written + [save(figure, folder / f"{name}.png") for name, figure in pictures.items()]
+
     def __repr__(self) -> str:
         n = max(map(len, self.good.values()))
         tables = {f"{split} in pruning": self.table(split) for split in (UNSEEN, SEEN)}
@@ -176,7 +229,9 @@ def lottery(
         "training": {key: training[key] for key in sorted(training)},
     })  # fmt: skip
     if not (folder / "about.json").is_file():
-        write_json(folder / "about.json", versions_and_time())
+        write_json(
+            folder / "about.json", {**versions_and_time(), "metrics": {task.name: task.metric for task in halves}}
+        )
     study = _Study(model, structured, unstructured, ablation, retrain, device, training)
     runs = [(task, seed) for task in halves for seed in numbers]
     for task, seed in tqdm(runs, "lottery", unit="seed"):
@@ -364,6 +419,14 @@ def _seeds(seeds: int | Iterable[int]) -> list[int]:
     if given and all(isinstance(seed, int) for seed in given) and len(set(given)) == len(given):
         return given
     raise PruningError(f"seeds={seeds!r}: give a number of at least 1, or a list of different whole numbers.")
+
+
+def _write_csv(table: pd.DataFrame, path: Path) -> None:
+    table.to_csv(path)
+
+
+def _paper_order(seed: int) -> tuple[int, int]:
+    return (SEEDS.index(seed) if seed in SEEDS else len(SEEDS), seed)
 
 
 def _data_of(folder: str | Path | None, task: str, several: bool) -> Path | None:

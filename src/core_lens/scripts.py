@@ -18,6 +18,7 @@ from .api import find_core
 from .core import Core
 from .errors import CoreLensError, TaskError
 from .hooked import load_model
+from .lottery import Lottery, lottery
 from .pruners import HardConcretePruner, named_pruner
 from .tasks import Role, Task, load_task
 
@@ -118,6 +119,23 @@ def find_run(args: argparse.Namespace, model: TransformerBridge, task: Task, spl
     reported = [split.name for split in task.select()]
     rest = {"splits": [*reported, *splits], "max_examples": args.max_examples, "out": args.run}
     return find_core(model, task, args.sparsities, args.seeds, pruner, args.preset, **rest)
+
+
+def find_lottery(args: argparse.Namespace) -> Lottery:
+    """The lottery study in the folder `args.run`; for the lab, a small one is made there where there is none.
+
+    Raises:
+        CoreLensError: no study is there and the model is none of the lab's, or nothing of it is finished.
+    """
+    if args.model == "lab" and not (args.run / "lottery.json").is_file():
+        settings = {"steps": args.steps or 500, "learning_rate": 4e-4}
+        return lottery(
+            "lab-pretrained", ["lab"], args.run, seeds=args.seeds, max_examples=args.max_examples, **settings
+        )
+    study = Lottery.load(args.run)
+    seeds = max(map(len, study.good.values()))
+    print(f"{args.run} is read: {', '.join(study.good)}, {seeds} seeds", file=sys.stderr)
+    return study
 
 
 def checkpoints(model: str, every: int = 1) -> dict[int, Path]:

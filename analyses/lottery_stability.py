@@ -16,13 +16,11 @@ def run(study: Lottery) -> pd.DataFrame:
 
 def pairs(study: Lottery) -> pd.DataFrame:
     """Cochran's Q of every two seeds' heads, per task."""
-    seeds = {task: study.sizes[study.sizes["task"] == task]["seed"].tolist() for task in study.good}
     parts = []
     for task, masks in study.masks().items():
-        part = stability.cochran_q_pairs(masks.reshape(len(masks), -1))
-        parts.append(
-            part.assign(task=task, a=part["a"].map(seeds[task].__getitem__), b=part["b"].map(seeds[task].__getitem__))
-        )
+        seeds = dict(enumerate(study.sizes[study.sizes["task"] == task]["seed"]))
+        part = stability.cochran_q_pairs(masks.reshape(len(masks), -1)).replace({"a": seeds, "b": seeds})
+        parts.append(part.assign(task=task))
     return pd.concat(parts, ignore_index=True)[["task", "a", "b", "q", "p", "differ"]]
 
 

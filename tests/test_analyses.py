@@ -76,6 +76,8 @@ def folder(tmp_path_factory, model, task):
     options = {"max_examples": 20, "mean_examples": 100}
     core = core_lens.find_core(model, task, [0.1, 0.3], 3, core_lens.RandomPruner(), out=place / "runs/lab", **options)
     core.save(place / "runs/lab-readme")
+    settings = {"seeds": 2, "steps": 2, "max_train": 32, "max_examples": 20, "retrain": False, "device": "cpu"}
+    core_lens.lottery("lab-pretrained", ["lab"], place / "runs/lottery-lab", **settings)
     return place
 
 
@@ -396,6 +398,84 @@ def test_tables_6_and_8_have_a_row_per_head(core, model, task):
     assert list(dict.fromkeys(table["ablated"])) == ["None", *map(str, core.heads), "mean of others"]
 
 
+def lottery_study():
+    """Two tasks, three seeds, 2 layers of 2 heads: heads 0 and 3 are in all good tickets of `a`, 0 and 1 in those of `b`."""
+    units = core_lens.ComponentSet(2, 2)
+    kept = {"a": [(0, 3, 4), (0, 3, 5), (0, 1, 3, 4)], "b": [(0, 1, 4), (0, 1, 4), (0, 1, 2, 4)]}
+    good, scores, sizes = {}, [], []
+    for task, tickets in kept.items():
+        masks = [torch.zeros(6, dtype=torch.bool).index_fill(0, torch.tensor(ticket), True) for ticket in tickets]
+        good[task] = [core_lens.Subnetwork(units, mask, core_lens.ZeroActivations("x")) for mask in masks]
+        for seed, ticket in enumerate(tickets):
+            heads = sum(unit < 4 for unit in ticket)
+            sizes.append((task, seed, heads, 4, len(ticket) - heads, 2, 0.5))
+            for name, value in (("full", 0.9), ("s-good", 0.8), ("m-bad", 0.3)):
+                for split, less in (("seen", 0.0), ("unseen", 0.1)):
+                    how = "" if name == "full" else "pruned"
+                    metric = "mcc" if task == "b" else "accuracy"
+                    scores.append((task, seed, name, how, split, metric, value - less + 0.01 * seed))
+    columns = ["task", "seed", "ticket", "how", "split", "metric", "value"]
+    size_columns = ["task", "seed", "heads", "n_heads", "mlps", "n_mlps", "weights"]
+    tables = pd.DataFrame(scores, columns=columns), pd.DataFrame(sizes, columns=size_columns)
+    return core_lens.Lottery(*tables, good, {"a": "accuracy", "b": "mcc"})
+
+
+def test_lottery_scores_are_in_percent_beside_the_drop():
+    table = script("lottery_scores").run(lottery_study())
+    row = table.loc["s-good", "pruned"]["b", "unseen"]
+    assert row["mean"] == pytest.approx(71) and row["std"] == pytest.approx(1) and row["drop"] == pytest.approx(10)
+    assert table.loc["full", ""]["a", "seen", "mean"] == pytest.approx(91)
+
+
+def test_lottery_survival_is_a_share_of_each_layer():
+    table = script("lottery_survival").run(lottery_study())
+    # Layer 0 of `a` keeps 1, 1 and 2 of its 2 heads, layer 1 one in each seed; its MLPs stay in 2 and 1 of 3 seeds.
+    assert table["heads"].to_numpy() == pytest.approx(np.array([[2 / 3, 1, 5 / 6], [1 / 2, 1 / 6, 1 / 3]]))
+    assert table["mlps", "a"].tolist() == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_lottery_stability_names_the_seeds():
+    found = script("lottery_stability")
+    assert found.run(lottery_study()).loc[("a", "head"), "jaccard"] == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
+    pairs = found.pairs(lottery_study()).query("task == 'a'")
+    assert list(zip(pairs["a"], pairs["b"])) == [(0, 1), (0, 2), (1, 2)]
+    assert pairs["q"].tolist() == [0, 1, 1]  # McNemar's (b - c)^2 / (b + c): one head is only in seed 2
+
+
+def test_lottery_overlap_is_beside_chance():
+    table = script("lottery_overlap").run(lottery_study()).set_index(["a", "b"])
+    # Shared heads 1, 1, 2; expected 2 * 2 / 4, 2 * 2 / 4 and 3 * 3 / 4.
+    row = table.loc[("a", "b")]
+    assert row["mean"] == pytest.approx(4 / 3) and row["expected"] == pytest.approx(4.25 / 3)
+    assert row["ratio"] == pytest.approx(4 / 4.25)
+
+
+def test_lottery_patterns_groups_heads_by_the_seeds_that_keep_them():
+    shapes = pd.DataFrame(np.eye(5)[[0, 1, 2, 3]], columns=list(core_lens.maps.CLASSES))
+    shapes = shapes.assign(layer=[0, 0, 1, 1], head=[0, 1, 0, 1])
+    table = script("lottery_patterns").run(shapes, lottery_study().masks()["a"])
+    assert table["heads"].to_dict() == {"all seeds": 2, "some": 1, "none": 1, "all heads": 4}
+    assert (
+        table.loc["all seeds", ["vertical", "block"]].tolist() == [0.5, 0.5]
+        and table.loc["none", "vertical+diagonal"] == 1
+    )
+    assert table.loc["all heads"].drop("heads").tolist() == [0.25, 0.25, 0.25, 0.25, 0]
+
+
+def test_a_study_is_read_or_made_for_the_lab_alone(monkeypatch, tmp_path, folder):
+    monkeypatch.setattr(sys, "argv", ["script.py", "--run", str(folder / "runs/lottery-lab")])
+    args = scripts.arguments("", run="runs/lottery-{model}", seeds=3)
+    assert scripts.find_lottery(args).sizes["seed"].tolist() == [1337, 42]
+    called = []
+    monkeypatch.setattr(scripts, "lottery", lambda *given, **more: called.append((given, more)))
+    args.run = tmp_path / "none"
+    scripts.find_lottery(args)
+    assert called[0][0] == ("lab-pretrained", ["lab"], tmp_path / "none") and called[0][1]["seeds"] == 3
+    args.model = "bert"
+    with pytest.raises(core_lens.CoreLensError, match="holds no lottery study"):
+        scripts.find_lottery(args)
+
+
 def test_the_readmes_picture_shows_the_saved_predictions(core):
     table = script("lab_core").run(core)
     ours = accuracies(core)
@@ -523,6 +603,11 @@ def test_the_command_on_the_lab_runs(command, folder, monkeypatch, capsys):
         "figure_9_patterns": "pretrained",
         "figure_10_training": "Embed-Verb",
         "figure_13_rank_correlation": "rho_p_within_layers",
+        "lottery_scores": "s-good",
+        "lottery_survival": "all tasks",
+        "lottery_stability": "kappa",
+        "lottery_overlap": "ratio",
+        "lottery_patterns": "vertical+diagonal",
         "table_3_ablations": "joint drop beside",
         "tables_5_to_8_other_models": "mean of others",
     }

@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 
+import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,6 +14,7 @@ from builders import frame
 from core_lens import (
     CoreLensError,
     ImportancePruner,
+    Lottery,
     MagnitudePruner,
     Split,
     Subnetwork,
@@ -131,6 +133,63 @@ def test_tables_by_hand(made):
     survival = result.survival().query("task == 'word'")
     assert survival["heads"].mean() * 8 == pytest.approx(result.sizes.query("task == 'word'")["heads"].mean())
     assert len(result.overlap()) == 3 and "unseen in pruning" in repr(result)
+
+
+def test_a_saved_study_is_read_as_it_was_returned(made, tmp_path):
+    result, folder = made
+    read = Lottery.load(folder)
+    order = ["task", "seed", "ticket", "how", "split", "metric"]
+    first, second = (one.scores.sort_values(order, ignore_index=True) for one in (result, read))
+    pd.testing.assert_frame_equal(first, second)
+    assert read.main == result.main == {"word": "mcc", "again": "mcc"}
+    for name, masks in result.masks().items():
+        kept = {tuple(mask.ravel()) for mask in masks}
+        assert kept == {tuple(mask.ravel()) for mask in read.masks()[name]}
+
+
+def test_an_unfinished_study_has_what_its_tasks_have(made, tmp_path):
+    folder = tmp_path / "lottery"
+    shutil.copytree(made[1], folder)
+    (folder / "again" / "seed-3" / "scores.parquet").unlink()
+    one = Lottery.load(folder)
+    assert set(one.good) == {"word", "again"} and one.sizes["seed"].tolist() == [4, 4]
+    assert not set(SUPER) & set(one.scores["ticket"])  # those in the folder are of two seeds
+    (folder / "again" / "seed-4" / "scores.parquet").unlink()
+    read = Lottery.load(folder)
+    assert list(read.good) == ["word"] and sorted(read.sizes["seed"]) == [3, 4]
+    shutil.rmtree(folder / "word")
+    with pytest.raises(CoreLensError, match="has no seed that is finished"):
+        Lottery.load(folder)
+    with pytest.raises(CoreLensError, match="nowhere holds no lottery study"):
+        Lottery.load(tmp_path / "nowhere")
+
+
+def test_tables_and_pictures_are_written(made, tmp_path):
+    result, _ = made
+    files = {path.name: path for path in result.write(tmp_path / "results")}
+    assert set(files) == {path.name for path in (tmp_path / "results").iterdir()} == {
+        "scores-seen.csv", "scores-unseen.csv", "sizes.csv", "stability.csv", "overlap.csv", "survival.csv",
+        "scores-seen.png", "scores-unseen.png", "survival.png", "overlap.png",
+    }  # fmt: skip
+    table = pd.read_csv(files["scores-seen.csv"], header=[0, 1], index_col=[0, 1], keep_default_na=False)
+    values = result.scores.query(
+        "task == 'word' and ticket == 's-bad' and how == 'retrained' and split == 'seen' and metric == 'mcc'"
+    )["value"]
+    assert float(table.loc[("s-bad", "retrained"), ("word", "mean")]) == pytest.approx(sum(values) / 2)
+    assert pd.read_csv(files["sizes.csv"])["heads"].tolist() == result.sizes["heads"].tolist()
+    assert len(pd.read_csv(files["stability.csv"])) == 4 and len(pd.read_csv(files["overlap.csv"])) == 3
+    for name, path in files.items():
+        if name.endswith(".png"):
+            assert np.ptp(matplotlib.image.imread(path)) > 0.5  # something is drawn
+
+
+def test_one_seed_of_one_task_is_written_without_what_needs_two(made, tmp_path):
+    folder = tmp_path / "lottery"
+    shutil.copytree(made[1], folder)
+    shutil.rmtree(folder / "again")
+    shutil.rmtree(folder / "word" / "seed-3")
+    names = {path.stem for path in Lottery.load(folder).write(tmp_path / "results")}
+    assert names == {"scores-seen", "scores-unseen", "sizes", "survival"}
 
 
 @pytest.fixture(scope="module")

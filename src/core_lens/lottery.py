@@ -41,8 +41,6 @@ from .pruners import ImportancePruner
 from .subnetwork import Subnetwork
 from .tasks import Task, class_order, load_task, split_clusters
 from .tickets import bad_like, random_like, super_bad, super_survivors
-from .viz.drawing import save
-from .viz.lottery import overlap_map, survival_map, ticket_scores
 from .weight_mask import WeightMask, without_components
 
 SEEDS = (1337, 42, 86, 71, 166)
@@ -119,7 +117,7 @@ class Lottery:
 
     @classmethod
     def load(cls, folder: str | Path) -> Lottery:
-        """Read a study: the seeds that all its tasks have finished.
+        """Read a study, an unfinished one too: the seeds that all tasks have finished, of the tasks with a finished seed.
 
         Raises:
             SavedFileError: the folder is none of `lottery`, or damaged.
@@ -129,29 +127,37 @@ class Lottery:
         if not (folder / "lottery.json").is_file():
             raise SavedFileError(f"{folder} holds no lottery study (no lottery.json): make one with core-lens lottery.")
         tasks, metrics = read_json(folder / "lottery.json")["tasks"], read_json(folder / "about.json")["metrics"]
-        done = [{int(path.parent.name[5:]) for path in folder.glob(f"{task}/seed-*/scores.parquet")} for task in tasks]
-        if not (seeds := sorted(set.intersection(*done), key=_paper_order)):
+        done = {task: {int(p.parent.name[5:]) for p in folder.glob(f"{task}/seed-*/scores.parquet")} for task in tasks}
+        done = {task: seeds for task, seeds in done.items() if seeds}
+        if not done or not (seeds := sorted(set.intersection(*done.values()), key=_paper_order)):
             raise CoreLensError(
                 f"{folder} has no seed that is finished in {', '.join(tasks)}: run the same command again."
             )
-        return _load(folder, list(tasks), seeds, metrics)
+        return _load(folder, list(done), seeds, metrics)
 
     def write(self, folder: str | Path) -> list[Path]:
         """Write the tables as CSV and the pictures as PNG.
 
         Returns:
-            The files: scores-seen, scores-unseen, sizes, stability, overlap, survival; scores, survival, overlap.
+            The files: scores-unseen, scores-seen, sizes, survival, stability where there are two seeds, overlap where there
+            are two tasks; pictures of the scores, survival, overlap.
         """
+        from .viz.drawing import save  # imported late, as matplotlib takes a second
+        from .viz.lottery import overlap_map, survival_map, ticket_scores
+
         folder = check_folder(folder)
         tables = {
             **{f"scores-{split}": self.table(split) for split in (UNSEEN, SEEN)},
-            "sizes": self.sizes.set_index(["task", "seed"]), "stability": self.stability(),
-            "overlap": self.overlap().set_index(["a", "b"]), "survival": self.survival().set_index(["task", "layer"]),
+            "sizes": self.sizes.set_index(["task", "seed"]), "survival": self.survival().set_index(["task", "layer"]),
         }  # fmt: skip
         pictures = {
             **{f"scores-{split}": ticket_scores(self.scores, self.main, split) for split in (UNSEEN, SEEN)},
-            "survival": survival_map(self.masks(), self.masks("mlp")), "overlap": overlap_map(self.overlap()),
+            "survival": survival_map(self.masks(), self.masks("mlp")),
         }  # fmt: skip
+        if self.sizes["seed"].nunique() > 1:
+            tables["stability"] = self.stability()
+        if len(self.good) > 1:
+            tables["overlap"], pictures["overlap"] = self.overlap().set_index(["a", "b"]), overlap_map(self.overlap())
         written = []
         for name, table in tables.items():
             written.append(folder / f"{name}.csv")

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ..errors import CoreLensError
+from ..evaluate import BALANCED
 from ..files import write_atomically
 
 BLUE, ORANGE, GREEN, RED, SKY, PINK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
@@ -34,6 +36,16 @@ _WIDEST = 10.2
 """Inches of a figure with many panels, so that a page of 64 rem shows it in its own size."""
 Handles = list[tuple[Any, str]]
 """What a legend shows, and what it says."""
+METRICS = {
+    "accuracy": "accuracy (%)",
+    BALANCED: "balanced accuracy (%)",
+    "agreement": "agreement with the full model (%)",
+    "kl": "KL divergence from the full model (nats)",
+    "mcc": "Matthews correlation",
+    "pearson": "Pearson's r",
+    "squared_error_to_full": "squared error to the full model",
+}
+"""How axes name them."""
 
 
 class Picture(Figure):
@@ -180,3 +192,10 @@ def plain(value: Any, width: int = 60) -> str:
     """Text from data as it is: wrapped, no mathematics, nothing that XML cannot hold."""
     text = "".join(char if char.isprintable() else "\ufffd" for char in str(value))
     return textwrap.fill(text, width).replace("$", r"\$")
+
+
+def check_columns(table: pd.DataFrame, name: str, columns: Sequence[str]) -> None:
+    """Raise a CoreLensError unless the table `name` has these columns."""
+    missing = [column for column in columns if column not in table.columns]
+    if missing:
+        raise CoreLensError(f"{name} has no column {missing[0]!r}: it needs {', '.join(columns)}.")

@@ -5,7 +5,7 @@ plots.save(lottery.ticket_scores(study.scores, study.main), "scores.png")
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import matplotlib as mpl
 import numpy as np
@@ -17,12 +17,14 @@ from matplotlib.patches import Patch, Rectangle
 from ..errors import CoreLensError
 from .drawing import (
     BLUE,
+    METRICS,
     ORANGE,
     RED,
     SMALL,
     Handles,
     add_legend,
     around,
+    check_columns,
     dot,
     heat_map,
     in_percent,
@@ -33,7 +35,6 @@ from .drawing import (
 
 _GROUPS = (("s-good", "s-random", "s-bad"), ("super-survivors", "super-bad"), ("m-good", "m-random", "m-bad"))
 _HOW = {"pruned": (BLUE, "o"), "retrained": (ORANGE, "D")}
-_METRICS = {"accuracy": "accuracy (%)", "mcc": "Matthews correlation", "pearson": "Pearson's r"}
 
 
 def ticket_scores(scores: pd.DataFrame, main: Mapping[str, str], split: str = "unseen") -> Figure:
@@ -47,7 +48,7 @@ def ticket_scores(scores: pd.DataFrame, main: Mapping[str, str], split: str = "u
     Raises:
         CoreLensError: the table lacks a column, or has nothing of that split and metric.
     """
-    _check(scores, "scores", ["task", "ticket", "how", "split", "metric", "value"])
+    check_columns(scores, "scores", ["task", "ticket", "how", "split", "metric", "value"])
     rows = scores[(scores["split"] == split) & (scores["metric"] == scores["task"].map(main))]
     if rows.empty:
         known = ", ".join(map(str, dict.fromkeys(scores["split"])))
@@ -86,7 +87,7 @@ def ticket_scores(scores: pd.DataFrame, main: Mapping[str, str], split: str = "u
         for y in lines:
             ax.axhline(y, color="#dddddd", lw=0.8)
         metric = main[task]
-        ax.set_xlabel(_METRICS.get(metric) or plain(metric))
+        ax.set_xlabel(METRICS.get(metric) or plain(metric))
         ax.set_xlim(min(0, part["value"].min()) - 0.03, 1.03)
         if metric == "accuracy":
             in_percent(ax.xaxis)
@@ -153,7 +154,7 @@ def overlap_map(overlap: pd.DataFrame) -> Figure:
     Raises:
         CoreLensError: the table lacks a column or is empty.
     """
-    _check(overlap, "overlap", ["a", "b", "mean", "std", "expected"])
+    check_columns(overlap, "overlap", ["a", "b", "mean", "std", "expected"])
     if overlap.empty:
         raise CoreLensError("overlap is empty: pass study.overlap().")
     tasks = list(dict.fromkeys([*overlap["a"], *overlap["b"]]))
@@ -184,9 +185,3 @@ def overlap_map(overlap: pd.DataFrame) -> Figure:
 
 def _mean_std(values: pd.Series) -> tuple[float, float]:
     return float(values.mean()), float(values.std())
-
-
-def _check(table: pd.DataFrame, name: str, columns: Sequence[str]) -> None:
-    missing = [column for column in columns if column not in table.columns]
-    if missing:
-        raise CoreLensError(f"{name} has no column {missing[0]!r}: it needs {', '.join(columns)}.")

@@ -31,6 +31,7 @@ from .drawing import (
     GREEN,
     GREY,
     MARKERS,
+    METRICS,
     ORANGE,
     PINK,
     RED,
@@ -41,6 +42,7 @@ from .drawing import (
     add_legend,
     around,
     bars,
+    check_columns,
     dot,
     heat_map,
     in_percent,
@@ -67,15 +69,6 @@ __all__ = [
 ]
 
 _SHARES = ("accuracy", BALANCED, "agreement")
-_METRICS = {
-    "accuracy": "accuracy (%)",
-    BALANCED: "balanced accuracy (%)",
-    "agreement": "agreement with the full model (%)",
-    "kl": "KL divergence from the full model (nats)",
-    "mcc": "Matthews correlation",
-    "pearson": "Pearson's r",
-    "squared_error_to_full": "squared error to the full model",
-}
 _DROPS = {
     "accuracy": "accuracy (points)",
     "margin": "gold margin (logits)",
@@ -117,7 +110,9 @@ def accuracy_strip(
     Raises:
         CoreLensError: the table has no such column, split or metric.
     """
-    _check(evaluation, "evaluation", ["subnetwork", "sparsity", "split", "group", "metric", "value", "low", "high"])
+    check_columns(
+        evaluation, "evaluation", ["subnetwork", "sparsity", "split", "group", "metric", "value", "low", "high"]
+    )
     rows = evaluation[(evaluation["metric"] == metric) & (evaluation["group"] == "all")]
     parts = _by_role(_chosen(rows["split"], splits, f"split with {metric!r}"), task)
     is_full = rows["subnetwork"] == "full"
@@ -147,7 +142,7 @@ def accuracy_strip(
         ax.hlines(np.arange(len(names) - 1) + 0.5, 0, 1, color="#dddddd", lw=0.8, transform=ax.get_yaxis_transform())
         ax.set_title(role, loc="left", fontsize=TITLE, fontweight="bold")
     _whole_range(panels[-1], "x", metric)
-    panels[-1].set_xlabel(_named(metric, _METRICS))
+    panels[-1].set_xlabel(_named(metric, METRICS))
     handles = _full_model(Line2D([], [], color="black", marker="|", ls="", ms=12, mew=2)) if len(full) else []
     handles += [(dot(MARKERS[i % 10], colors[i]), f"{_percent(s)} removed") for i, s in enumerate(sparsities)]
     add_legend(figure, handles)
@@ -178,7 +173,7 @@ def accuracy_by_sparsity(
     rows = rows.loc[names].astype(float)
     roles = [_role(task, name) for name in names]
     sparsities = np.array([s for s in rows.columns.unique(0) if s != "full"], dtype=float)
-    labels = ("sparsity: units removed (%)", _named(metric, _METRICS))
+    labels = ("sparsity: units removed (%)", _named(metric, METRICS))
     figure, panels = make_panels([plain(name, 26) for name in names], (2.4, 2.0), labels)
     for ax, role, (_, row) in zip(panels, roles, rows.iterrows(), strict=True):
         color = _ROLE_COLORS.get(role, BLUE)
@@ -313,7 +308,7 @@ def effective_size(sizes: pd.DataFrame, groups: Iterable[str] | None = None) -> 
     Raises:
         CoreLensError: the table has no such column or group.
     """
-    _check(sizes, "sizes", ["checkpoint", "splits", "size", "low", "high", "full", "flags"])
+    check_columns(sizes, "sizes", ["checkpoint", "splits", "size", "low", "high", "full", "flags"])
     names = _chosen(sizes["splits"], groups, "group of splits")
     checkpoints = list(dict.fromkeys(sizes["checkpoint"]))
     is_number = pd.api.types.is_numeric_dtype(sizes["checkpoint"])
@@ -370,7 +365,7 @@ def pattern_scores(
         CoreLensError: the table has no such column, measure or head.
     """
     needed = ["layer", "head", "measure", "value", "chance", "low", "high", "n", "excess_low", "excess_high"]
-    _check(patterns, "patterns", needed)
+    check_columns(patterns, "patterns", needed)
     there = patterns[patterns["n"] > 0]
     there = there.assign(name=[f"L{i}.H{j}" for i, j in zip(there["layer"], there["head"], strict=True)])
     if "checkpoint" not in there.columns:
@@ -439,7 +434,7 @@ def ablation_bars(
     Raises:
         CoreLensError: a table lacks a column, split or metric, or `joint` is of other heads or examples.
     """
-    _check(singles, "singles", ["ablated", "split", "metric", "drop", "drop_low", "drop_high", "spread"])
+    check_columns(singles, "singles", ["ablated", "split", "metric", "drop", "drop_low", "drop_high", "spread"])
     metric, drops = _of_metric(singles[singles["drop"].notna()], metric)
     names = _chosen(drops["split"], splits, f"split with {metric!r}")
     heads = [name for name in dict.fromkeys(drops["ablated"]) if name != OTHERS]
@@ -499,7 +494,7 @@ def interaction_map(
     Raises:
         CoreLensError: the table lacks a column, split or metric, or has no pairs.
     """
-    _check(interactions, "interactions", ["head", "other", "split", "metric", "value", "low", "high"])
+    check_columns(interactions, "interactions", ["head", "other", "split", "metric", "value", "low", "high"])
     metric, rows = _of_metric(interactions, metric)
     pairs = rows[rows["head"].notna() & rows["other"].notna()]
     if pairs.empty:
@@ -529,12 +524,6 @@ def interaction_map(
     return figure
 
 
-def _check(table: pd.DataFrame, name: str, columns: Sequence[str]) -> None:
-    missing = [column for column in columns if column not in table.columns]
-    if missing:
-        raise CoreLensError(f"{name} has no column {missing[0]!r}: it needs {', '.join(columns)}.")
-
-
 def _chosen(known: Iterable[str], chosen: Iterable[str] | None, what: str) -> list[str]:
     """`chosen`, or all that are known, in the table's order."""
     there = list(dict.fromkeys(known))
@@ -557,7 +546,7 @@ def _one_set(
     joint: pd.DataFrame, metric: str, splits: Sequence[str], heads: Sequence[str], drops: pd.DataFrame
 ) -> pd.DataFrame:
     """The joint ablation of `heads` by split."""
-    _check(joint, "joint", ["split", "metric", "joint", "singles", "value", "low", "high"])
+    check_columns(joint, "joint", ["split", "metric", "joint", "singles", "value", "low", "high"])
     rows = joint[joint["metric"] == metric].drop(columns=["head", "other"], errors="ignore").drop_duplicates()
     if rows["split"].duplicated().any():
         raise CoreLensError("joint has several sets of heads: pass the rows of one.")
@@ -587,7 +576,7 @@ def _by_role(splits: list[str], task: Task | None) -> dict[str, list[str]]:
 
 
 def _sparsities_of(frequencies: pd.DataFrame) -> list[Any]:
-    _check(frequencies, "frequencies", ["component", "layer", "head", "kind"])
+    check_columns(frequencies, "frequencies", ["component", "layer", "head", "kind"])
     sparsities = [column for column in frequencies.columns if isinstance(column, float)]
     if not sparsities or frequencies.empty:
         raise CoreLensError("frequencies has no column of a sparsity: pass core.frequencies().")
@@ -618,5 +607,5 @@ def _named(metric: str, names: Mapping[str, str]) -> str:
 
 
 def _titled(metric: str) -> str:
-    name = _named(metric, _METRICS).split(" (")[0]
+    name = _named(metric, METRICS).split(" (")[0]
     return name[0].upper() + name[1:]

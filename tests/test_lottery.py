@@ -1,6 +1,7 @@
 """The lottery study: what it reports is what its tickets score, by another path; and it continues where it stopped."""
 
 import shutil
+import warnings
 from dataclasses import replace
 
 import matplotlib.image
@@ -252,6 +253,22 @@ def test_it_continues_with_what_is_missing(made, pretrained, monkeypatch):
     pd.testing.assert_frame_equal(result.scores, second.scores)
     with pytest.raises(CoreLensError, match="another ablation"):
         lottery(pretrained, [task(), task("again")], folder, **settings(ablation="mean"))
+
+
+@pytest.mark.parametrize(("reached", "warns"), [(0.56, True), (0.66, False)])
+def test_a_stop_that_a_constant_answer_reaches_is_told(reached, warns):
+    """55 of 100 examples are of one class: 0.9 x 0.56 = 0.504 is below it, 0.9 x 0.66 = 0.594 above."""
+    data = frame(100, 0, LABELS[:2]).assign(label=[LABELS[0]] * 55 + [LABELS[1]] * 45)
+    halves = Task("word", LABELS[:2], (Split("seen", "id", data),))
+    study = _Study("m", ImportancePruner(), MagnitudePruner(), "zero", True, None, {})
+    full = pd.DataFrame(
+        [("seen", "accuracy", reached), ("unseen", "accuracy", 0.1)], columns=["split", "metric", "value"]
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        study._check_stop(halves, 7, full)
+    said = [str(one.message) for one in caught]
+    assert [one.startswith("word, seed 7: pruning goes down to an accuracy of 0.504") for one in said] == [True] * warns
 
 
 def test_halves_share_no_premise_and_lose_none():

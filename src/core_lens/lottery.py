@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +21,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from . import stability
-from .errors import CoreLensError, PruningError, SavedFileError, TaskError
+from .errors import CoreLensError, CoreLensWarning, PruningError, SavedFileError, TaskError
 from .evaluate import check_numbers, predict_with, score
 from .files import (
     check_folder,
@@ -309,6 +310,7 @@ class _Study:
         work = place / "work"
         full = self._full(task, seed, work)
         rows = [_rows(full.curve, "full", "")]
+        self._check_stop(task, seed, rows[0])
         good = self._prune(task, seed, load_model(full.folder, device=self.device))
         network = full.network
 
@@ -335,6 +337,20 @@ class _Study:
         write_table(place / "sizes.parquet", pd.DataFrame([size | {"weights": 1 - weights.sparsity}]))
         write_table(place / "m-history.parquet", history)
         write_table(place / "scores.parquet", pd.concat(rows, ignore_index=True))
+
+    def _check_stop(self, task: Task, seed: int, full: pd.DataFrame) -> None:
+        """Warn where a constant answer is as good as the pruners ask for, so that a good ticket may be anything."""
+        if task.metric != "accuracy":
+            return  # the others are 0 for a constant answer
+        reached = float(full.query(f"split == {SEEN!r} and metric == 'accuracy'")["value"].iloc[0])
+        constant = float(task.split(SEEN).data["label"].value_counts(normalize=True).iloc[0])
+        if (floor := min(self.pruner.stop or 1, self.magnitude.stop) * reached) <= constant:
+            warnings.warn(
+                f"{task.name}, seed {seed}: pruning goes down to an accuracy of {floor:.3f}, and answering the most frequent "
+                f"class gives {constant:.3f}: good tickets may be no more than that. Train longer, or raise the pruners' stop=.",
+                CoreLensWarning,
+                stacklevel=4,
+            )
 
     def run_super(self, task: Task, seeds: Sequence[int], place: Path) -> None:
         """The super tickets of these seeds, in the model of each; then the models are deleted."""

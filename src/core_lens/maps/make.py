@@ -67,12 +67,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=WEIGHTS, help="where to write the weights")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--test-batches", type=int, default=60, help="of 50 maps, from either drawers")
     args = parser.parse_args()
     torch.set_num_threads(1)
     network = train(args.steps)
     write_tensors(args.out, network.state_dict(), {"steps": args.steps, "batch": BATCH})
     for title, drawers in (("training", TRAINING), ("held-out", HELD_OUT)):
-        counts = test(network, drawers=drawers)
+        counts = test(network, args.test_batches, drawers=drawers)
         right = pd.Series(np.diag(counts) / counts.sum(axis=1), counts.index)
         print(
             f"{title} drawers, {int(counts.to_numpy().sum())} maps: {np.diag(counts).sum() / counts.to_numpy().sum():.3f}"

@@ -347,7 +347,7 @@ class _Study:
         if (floor := min(self.pruner.stop or 1, self.magnitude.stop) * reached) <= constant:
             warnings.warn(
                 f"{task.name}, seed {seed}: pruning goes down to an accuracy of {floor:.3f}, and answering the most frequent "
-                f"class gives {constant:.3f}: good tickets may be no more than that. Train longer, or raise the pruners' stop=.",
+                f"class gives {constant:.3f}: good tickets may be no more. Train longer, or raise the pruners' stop=.",
                 CoreLensWarning,
                 stacklevel=4,
             )

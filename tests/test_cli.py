@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pandas as pd
 import pytest
@@ -122,12 +124,11 @@ def test_ctrl_c_ends_cleanly_and_the_run_continues(here, tmp_path):
     words = command(
         here, "find-core", str(here / "model"), "--task", "rte", "--sparsity", "0.5", "--seeds", "25", "--out", str(run)
     )
+    # A shell that starts the tests in the background lets them, and what they start, ignore the signal.
     process = subprocess.Popen(
-        [sys.executable, "-m", "core_lens", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    import signal
-    import time
-
+        [sys.executable, "-m", "core_lens", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     for _ in range(600):
         if list(run.glob("predictions/*.parquet")):
             break

@@ -29,7 +29,7 @@ types: setup
 lab: setup  ## train the embedded models anew
 	$(BIN)/python -m core_lens.lab.make
 
-maps: setup  ## train the classifier of attention maps anew: about 12 minutes
+maps: setup  ## train the classifier of attention maps anew: 8 minutes of one thread
 	$(BIN)/python -m core_lens.maps.make
 
 clean:

@@ -21,7 +21,7 @@ def run(study: Lottery) -> pd.DataFrame:
             parts[task, split, "mean"] = table[task, "mean"]
             parts[task, split, "std"] = table[task, "std"]
             parts[task, split, "drop"] = table.loc[("full", ""), (task, "mean")] - table[task, "mean"]
-    return pd.DataFrame(parts)
+    return pd.DataFrame(parts).rename_axis(columns=["task", "half", "over seeds"])
 
 
 if __name__ == "__main__":

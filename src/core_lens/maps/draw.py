@@ -67,7 +67,7 @@ class Shares(NamedTuple):
     Args:
         vertical: on the columns; attention to a column beside the query counts neither here nor there.
         diagonal: on the query and the tokens beside it.
-        block: on the query's own text, columns not counted on either side, less what uniform attention would put there.
+        block: on the query's own text, of what is not on columns: 0 for uniform attention, 1 for all of it.
     """
 
     vertical: float

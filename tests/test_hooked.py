@@ -83,7 +83,7 @@ def test_logits_equal_hfs_on_the_same_call(arch, attention):
 
 @pytest.mark.parametrize("arch", ["bert", "distilbert", "electra", "gpt2"])
 def test_left_padding_would_go_wrong_without_our_bridge(arch):
-    """The premise of HookedClassifier: TransformerLens' own positions give other logits on the same call."""
+    """The premise of HookedModel: TransformerLens' own positions give other logits on the same call."""
     hf_model = tiny_model(arch)
     model = load_model(hf_model, device="cpu")
     inputs = a_batch(arch, "left")

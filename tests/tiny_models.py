@@ -108,3 +108,14 @@ def tiny_tokenizer(arch: str, words: tuple[str, ...] | list[str] = WORDS) -> Pre
     if arch in ("bert", "electra"):
         inputs.insert(1, "token_type_ids")
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **names)
+
+
+def tiny_language_model(n_tokens: int = 12, length: int = 20, seed: int = 0) -> PreTrainedModel:
+    """HF's `GPT2LMHeadModel`, 2 layers of 2 heads of 8 dimensions, all parameters random."""
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": n_tokens, "n_positions": length, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+    return model

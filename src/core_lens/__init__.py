@@ -4,10 +4,11 @@ import core_lens
 core = core_lens.find_core("lab", task="lab")
 """
 
-from . import dyck, lab, stability, tickets
+from . import dyck, lab, simplify, stability, tickets
 from .ablation import MeanActivations, MeanFitter, ResampleActivations, ZeroActivations, fit_means
 from .api import find_core
 from .comparison import compare_cores
+from .completions import Completions
 from .components import Component, ComponentSet
 from .core import Core
 from .effective_size import effective_size
@@ -15,9 +16,10 @@ from .errors import CoreLensError, CoreLensWarning
 from .evaluate import evaluate
 from .finetune import FineTuned, finetune
 from .gates import Gates, inject
+from .generalization import compare_proxies, generalization_gap
 from .head_maps import classify_maps
 from .heads import attention_patterns, classify_heads
-from .hooked import load_model, model_info
+from .hooked import load_language_model, load_model, model_info
 from .interactions import (
     ablate,
     ablation_table,
@@ -37,6 +39,7 @@ __version__ = "0.1.0"
 from .weight_mask import WeightMask
 
 __all__ = [
+    "Completions",
     "Component",
     "ComponentSet",
     "Core",
@@ -64,6 +67,7 @@ __all__ = [
     "classify_heads",
     "classify_maps",
     "compare_cores",
+    "compare_proxies",
     "core_alone",
     "dyck",
     "effective_size",
@@ -71,16 +75,19 @@ __all__ = [
     "find_core",
     "finetune",
     "fit_means",
+    "generalization_gap",
     "inject",
     "interaction",
     "interaction_map",
     "lab",
+    "load_language_model",
     "load_model",
     "load_task",
     "lottery",
     "model_info",
     "most_super_additive",
     "plan",
+    "simplify",
     "stability",
     "tickets",
 ]

@@ -19,7 +19,6 @@ from transformers import (
     AutoTokenizer,
     DataCollatorWithPadding,
     PreTrainedModel,
-    ProgressCallback,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -29,10 +28,11 @@ from .errors import ModelError, TaskError
 from .evaluate import check_numbers, predict_with, score
 from .files import check_folder, claim_folder, read_table, versions_and_time, write_json, write_table
 from .hooked import bf16_attention, shipped
-from .hooked.batches import Encoded, encode
+from .hooked.batches import encode
 from .hooked.info import hash_weights
 from .subnetwork import Subnetwork
 from .tasks import Split, Task, class_order, load_task
+from .training import Rows, train_on, trains_on_cpu
 from .weight_mask import WeightMask, without_components
 
 PAPER_SCHEDULE = {"mnli": (61_360, 32), "qqp": (40_000, 128)}
@@ -111,7 +111,7 @@ def finetune(
     Raises:
         CoreLensError: the model, the task or the folder cannot be used; the message says what to change.
     """
-    on_cpu = _on_cpu(device)
+    on_cpu = trains_on_cpu(device)
     check_numbers(steps=steps, batch_size=batch_size, every=every, max_examples=max_examples)
     if not learning_rate > 0 or warmup_steps < 0 or weight_decay < 0:
         raise TaskError(
@@ -178,42 +178,15 @@ def finetune(
         trainer = Trainer(
             model=network,
             args=arguments,
-            train_dataset=_Rows(encoded, _targets(chosen, order)),
+            train_dataset=Rows(encoded, _targets(chosen, order)),
             data_collator=DataCollatorWithPadding(reader),
             callbacks=[keeper] if mask is None else [_Holder(mask, network), keeper],
         )
-        trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(_Bar)
         with bf16_attention(network.device.type, bf16):
-            trainer.train(resume_from_checkpoint=_resumable(folder / "resume"))
+            train_on(trainer, folder / "resume")
         keeper.keep(network, total)
         shutil.rmtree(folder / "resume", ignore_errors=True)
     return FineTuned(folder, keeper.checkpoints(), read_table(folder / "curve.parquet"))
-
-
-class _Rows(torch.utils.data.Dataset):
-    """Examples as the Trainer takes them."""
-
-    def __init__(self, encoded: Encoded, targets: np.ndarray) -> None:
-        self.encoded, self.targets = encoded, targets
-        self.starts = (encoded.lengths.cumsum(0) - encoded.lengths).tolist()
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        part = slice(self.starts[index], self.starts[index] + int(self.encoded.lengths[index]))
-        row = {"input_ids": self.encoded.ids[part].tolist(), "labels": self.targets[index]}
-        if self.encoded.types is not None:
-            row["token_type_ids"] = self.encoded.types[part].tolist()
-        return row
-
-
-class _Bar(ProgressCallback):
-    """The Trainer's progress bar, without its prints."""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        pass
 
 
 class _Holder(TrainerCallback):
@@ -336,18 +309,3 @@ def _targets(task: Task, order: Sequence[int]) -> np.ndarray:
     if task.is_regression:
         return labels.to_numpy(dtype=np.float32)
     return labels.map(dict(zip(task.labels, order, strict=True))).to_numpy(dtype=np.int64)
-
-
-def _on_cpu(device: str | None) -> bool:
-    """Whether to train on the CPU; the Trainer picks among the other devices itself."""
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if device is not None and not there.get(device):
-        usable = ", ".join(name for name, usable in there.items() if usable)
-        raise ModelError(f"device={device!r} cannot be trained on here: choose {usable}.")
-    return device == "cpu" or not (there["cuda"] or there["mps"])
-
-
-def _resumable(folder: Path) -> str | None:
-    """The newest whole Trainer checkpoint."""
-    found = [p for p in folder.glob("checkpoint-*") if (p / "trainer_state.json").is_file()]
-    return str(max(found, key=lambda p: int(p.name.rpartition("-")[2]))) if found else None

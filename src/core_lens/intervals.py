@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from jaxtyping import Float, Int
 from scipy import stats
 
 
@@ -57,4 +58,32 @@ def bootstrap(
         counts = np.bincount(rng.integers(n_clusters, size=n_clusters), minlength=n_clusters)
         values.append(statistic(counts[code]))
     low, high = np.nanquantile(values, [0.5 - level / 2, 0.5 + level / 2])
+    return float(low), float(high)
+
+
+def bootstrap_draws(
+    values: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"], draws: int = 1000, seed: int = 0
+) -> Float[np.ndarray, " draw"]:
+    """The mean of the values in every resample of whole clusters; NaN for fewer than two clusters.
+
+    Args:
+        values: one of each example.
+        clusters: number of each one's cluster, from 0 on, none left out.
+        draws: number of resamples.
+        seed: the same resamples for the same clusters, so that differences of two means over one set are paired.
+    """
+    sizes, sums = np.bincount(clusters), np.bincount(clusters, weights=values)
+    if len(sizes) < 2:
+        return np.full(draws, np.nan)
+    rng = np.random.default_rng(seed)
+    means = []
+    for _ in range(draws):
+        counts = np.bincount(rng.integers(len(sizes), size=len(sizes)), minlength=len(sizes))
+        means.append(counts @ sums / (counts @ sizes))
+    return np.array(means)
+
+
+def interval(draws: Float[np.ndarray, " draw"], level: float = 0.95) -> tuple[float, float]:
+    """The quantiles that leave out as much on either side; (nan, nan) where a draw is NaN."""
+    low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2])
     return float(low), float(high)

@@ -10,5 +10,16 @@ of its components is the structure of some component in the training set (Friedm
 from __future__ import annotations
 
 from .data import SPLITS, Dyck, components, depths, openers, scored, splits
+from .questions import completions, depth_errors
 
-__all__ = ["SPLITS", "Dyck", "components", "depths", "openers", "scored", "splits"]
+__all__ = [
+    "SPLITS",
+    "Dyck",
+    "completions",
+    "components",
+    "depth_errors",
+    "depths",
+    "openers",
+    "scored",
+    "splits",
+]

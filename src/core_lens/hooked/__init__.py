@@ -1,9 +1,9 @@
 """Everything that knows HF model classes and TransformerLens: loading, adapters, hook points, batches."""
 
-from .adapters import ADAPTERS, DecoderAdapter, EncoderAdapter, register_architecture
+from .adapters import ADAPTERS, LANGUAGE_MODELS, DecoderAdapter, EncoderAdapter, register_architecture
 from .batches import Encoded, batches, encode
 from .info import (
-    HookedClassifier,
+    HookedModel,
     ModelInfo,
     component_set,
     hook_name,
@@ -11,15 +11,16 @@ from .info import (
     logits,
     model_info,
 )
-from .loading import load_model, shipped
+from .loading import load_language_model, load_model, shipped
 from .precision import bf16_attention, bf16_autocast
 
 __all__ = [
     "ADAPTERS",
+    "LANGUAGE_MODELS",
     "DecoderAdapter",
     "Encoded",
     "EncoderAdapter",
-    "HookedClassifier",
+    "HookedModel",
     "ModelInfo",
     "batches",
     "bf16_attention",
@@ -28,6 +29,7 @@ __all__ = [
     "encode",
     "hook_name",
     "hook_names",
+    "load_language_model",
     "load_model",
     "logits",
     "model_info",

@@ -181,6 +181,9 @@ class Qwen2ClassifierAdapter(DecoderAdapter, Qwen2ArchitectureAdapter):
     """`Qwen2ForSequenceClassification`."""
 
 
+LANGUAGE_MODELS = ("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM")
+"""HF's causal language models that are supported; TransformerLens maps them itself."""
+
 ADAPTERS: dict[str, type[EncoderAdapter] | type[DecoderAdapter]] = {}
 """HF class name -> adapter, for all supported architectures."""
 

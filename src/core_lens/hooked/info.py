@@ -14,7 +14,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from ..components import ComponentSet, Kind
 from ..errors import ModelError
-from .adapters import ADAPTERS
+from .adapters import ADAPTERS, LANGUAGE_MODELS
 
 _SLOT = "_core_lens_info"
 _POINTS = {"head": "attn.hook_z", "mlp": "hook_mlp_out"}
@@ -22,7 +22,7 @@ _POINTS = {"head": "attn.hook_z", "mlp": "hook_mlp_out"}
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Identity and shape of a hooked classifier.
+    """Identity and shape of a hooked model.
 
     Args:
         model_id: hub id, folder name or class name.
@@ -31,9 +31,9 @@ class ModelInfo:
         n_heads: (query) heads per block.
         d_head: width of a head's context vector.
         d_model: width of the residual stream.
-        id2label: class index -> label name, as the model (or `label_map`) says.
-        problem_type: `single_label_classification` or `regression`.
-        is_decoder: causal attention, last-token classifier.
+        id2label: class index -> label name, as the model (or `label_map`) says; empty for a language model.
+        problem_type: `single_label_classification`, `regression` or `language_modeling`.
+        is_decoder: causal attention; its classifier reads the last token.
         weight_hash: sha256 over names and float32 values of HF's weights, before hooking and conversion.
         dtype: of the parameters now.
         device: of the parameters now.
@@ -61,11 +61,11 @@ class ModelInfo:
         return self.problem_type == "regression"
 
 
-class HookedClassifier(TransformerBridge):
-    """A `TransformerBridge` around a classifier, with the positions that HF's model chooses by itself."""
+class HookedModel(TransformerBridge):
+    """A `TransformerBridge` with the positions that HF's model chooses by itself."""
 
     def _accepts_derived_position_ids(self) -> bool:
-        # The bridge would derive position ids from the mask of batches padded left. HF's classifiers do not,
+        # The bridge would derive position ids from the mask of batches padded left. HF's models do not,
         # so that its logits would differ from HF's (by 0.5 on GPT-2).
         return False
 
@@ -74,14 +74,14 @@ def model_info(model: TransformerBridge) -> ModelInfo:
     """What is known of `model`; for a bridge that `load_model` did not make it is read off now.
 
     Raises:
-        ModelError: not a bridge around a supported classifier.
+        ModelError: not a bridge around a supported model.
     """
     if not isinstance(model, TransformerBridge):
         raise ModelError(f"a {type(model).__name__} is no hooked model: pass it to core_lens.load_model first.")
     info = model.__dict__.get(_SLOT)
     if info is None:
         original = model.original_model
-        check_architecture(type(original).__name__)
+        check_architecture(type(original).__name__, also=LANGUAGE_MODELS)
         for name in sum(_points(cast(Any, model.cfg).n_layers).values(), ()):
             if name not in model.hook_dict:
                 raise ModelError(f"the hooked model has no {name}: hook it with core_lens.load_model.")
@@ -102,6 +102,7 @@ def read_info(model: TransformerBridge, hf_model: nn.Module, model_id: str, weig
     cfg, config = cast(Any, model.cfg), cast(Any, hf_model.config)
     parameter = next(hf_model.parameters())
     architecture = type(hf_model).__name__
+    reads_on = architecture in LANGUAGE_MODELS
     return ModelInfo(
         model_id=model_id,
         architecture=architecture,
@@ -109,9 +110,9 @@ def read_info(model: TransformerBridge, hf_model: nn.Module, model_id: str, weig
         n_heads=cfg.n_heads,
         d_head=cfg.d_head,
         d_model=cfg.d_model,
-        id2label={int(index): str(name) for index, name in config.id2label.items()},
-        problem_type=problem_type(config),
-        is_decoder=ADAPTERS[architecture].is_causal,
+        id2label={} if reads_on else {int(index): str(name) for index, name in config.id2label.items()},
+        problem_type="language_modeling" if reads_on else problem_type(config),
+        is_decoder=reads_on or ADAPTERS[architecture].is_causal,
         weight_hash=weight_hash,
         dtype=parameter.dtype,
         device=parameter.device,
@@ -134,9 +135,9 @@ def problem_type(config: Any) -> str:
     return kind
 
 
-def check_architecture(name: str) -> None:
-    """Raise a ModelError that lists what is supported, unless HF's class `name` is."""
-    if name not in ADAPTERS:
+def check_architecture(name: str, also: Iterable[str] = ()) -> None:
+    """Raise a ModelError that lists what is supported, unless HF's class `name` is a classifier that is, or one of `also`."""
+    if name not in ADAPTERS and name not in also:
         raise ModelError(
             f"{name} is not supported: pass one of {', '.join(ADAPTERS)} (a pretrained model is fine-tuned "
             "first, with core_lens.finetune)."
@@ -188,7 +189,12 @@ def _points(n_layers: int) -> dict[Kind, tuple[str, ...]]:
     return {kind: tuple(hook_name(kind, layer) for layer in range(n_layers)) for kind in kinds}
 
 
-def logits(model: TransformerBridge, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch label"]:
-    """The classifier's output on a batch (`input_ids`, `attention_mask`, ... each [batch, pos])."""
+def logits(model: TransformerBridge, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch *pos label"]:
+    """The model's output: [batch, label], or [batch, pos, token] of a language model.
+
+    Args:
+        model: the hooked model.
+        inputs: `input_ids`, `attention_mask`, ... each [batch, pos].
+    """
     rest = {name: tensor for name, tensor in inputs.items() if name != "input_ids"}
     return model(inputs["input_ids"], **rest)

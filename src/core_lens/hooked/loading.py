@@ -1,4 +1,4 @@
-"""`load_model`: from a hub id, a folder or an HF object to a frozen, hooked classifier with its tokenizer."""
+"""From a hub id, a folder or an HF object to a frozen, hooked model with its tokenizer: a classifier or a language model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,23 @@ import transformers
 from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources import build_bridge_from_module
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+)
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from ..errors import ModelError
-from .adapters import ADAPTERS
+from .adapters import ADAPTERS, LANGUAGE_MODELS
 from .info import (
-    HookedClassifier,
+    HookedModel,
     check_architecture,
     hash_weights,
     model_info,
@@ -74,6 +83,7 @@ def load_model(
     to_dtype = _dtype(dtype)
     to_device = pick_device(device)
     if isinstance(model, TransformerBridge):
+        check_architecture(type(model.original_model).__name__)
         return _change(model, tokenizer, None if device is None else to_device, dtype, label_map, attention)
 
     if isinstance(model, str | Path):
@@ -116,6 +126,51 @@ def load_pretrained(
     return _hook(hf_model, source.name, found, pick_device(device), _dtype(dtype), "sdpa")
 
 
+def load_language_model(
+    model: str | Path | PreTrainedModel | TransformerBridge,
+    tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+) -> TransformerBridge:
+    """A causal language model as a TransformerBridge: frozen, in eval mode, with hook points.
+
+    Called like HF's model, it gives HF's logits [batch, pos, token].
+
+    Args:
+        model: a hub id, a folder, HF's model (copied, never changed), or a hooked one, which is returned itself: GPT-2,
+            Llama or Qwen2.
+        tokenizer: an HF tokenizer, or where to load it; None takes the model's own where it has one. A model that is
+            given token ids needs none.
+        device, dtype: as in `load_model`.
+
+    Raises:
+        ModelError: the model or its tokenizer cannot be found, loaded or hooked.
+    """
+    to_device, to_dtype = pick_device(device), _dtype(dtype)
+    if isinstance(model, TransformerBridge):
+        _check_language_model(type(model.original_model).__name__, "the model")
+        return _change(model, tokenizer, None if device is None else to_device, dtype, None, None)
+    if isinstance(model, str | Path):
+        source = _Source(model)
+        hf_model, name = _load(source, allow_pickle=False, language_model=True), source.name
+        try:
+            found = _tokenizer(source if tokenizer is None else tokenizer)
+        except ModelError:
+            if tokenizer is not None:
+                raise
+            found = None
+    else:
+        _check_language_model(type(model).__name__, "the model")
+        hf_model, name = copy.deepcopy(model), type(model).__name__
+        found = _tokenizer_of(model) if tokenizer is None else _tokenizer(tokenizer)
+    return _hook(hf_model, name, found, to_device, to_dtype, "sdpa")
+
+
+def _check_language_model(architecture: str | None, name: str) -> None:
+    if architecture not in LANGUAGE_MODELS:
+        raise ModelError(f"{name} is a {architecture}, no supported language model: pass {', '.join(LANGUAGE_MODELS)}.")
+
+
 def _hook(
     hf_model: PreTrainedModel,
     model_id: str,
@@ -129,7 +184,7 @@ def _hook(
     _prepare(hf_model, device, dtype, attention)
     _align(hf_model, tokenizer)
     bridge = build_bridge_from_module(hf_model, type(hf_model).__name__, hf_config=hf_model.config)
-    bridge.__class__ = HookedClassifier
+    bridge.__class__ = HookedModel
     _freeze(bridge)
     set_info(bridge, read_info(bridge, hf_model, model_id, weight_hash))
     _attach(bridge, tokenizer)
@@ -180,7 +235,7 @@ class _Source:
             raise ModelError(message) from error
 
 
-def _load(source: _Source, allow_pickle: bool, with_head: bool = True) -> PreTrainedModel:
+def _load(source: _Source, allow_pickle: bool, with_head: bool = True, language_model: bool = False) -> PreTrainedModel:
     """HF's model, its weights as they are stored; nothing of it newly initialised, unless it may lack a head."""
     options: dict[str, Any] = {"local_files_only": source.local, "trust_remote_code": False}
     if source.local and not (source.path / "config.json").is_file():
@@ -188,7 +243,11 @@ def _load(source: _Source, allow_pickle: bool, with_head: bool = True) -> PreTra
     with _quiet(show_downloads=not source.local):
         with source.errors("the configuration"):
             config = AutoConfig.from_pretrained(source.text, **options)
-        _check_config(config, source.text, with_head)
+        if language_model:
+            known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+            _check_language_model((config.architectures or [known])[0], source.text)
+        else:
+            _check_config(config, source.text, with_head)
         if source.local and not allow_pickle and not list(source.path.glob("*.safetensors")):
             pickles = ", ".join(path.name for path in source.path.glob("*.bin"))
             raise ModelError(
@@ -197,8 +256,9 @@ def _load(source: _Source, allow_pickle: bool, with_head: bool = True) -> PreTra
                 if pickles
                 else f"{source.text} has no weights (no *.safetensors): save or download the model again."
             )
+        auto: Any = AutoModelForCausalLM if language_model else AutoModelForSequenceClassification
         with source.errors("the model"):
-            hf_model, report = AutoModelForSequenceClassification.from_pretrained(
+            hf_model, report = auto.from_pretrained(
                 source.text,
                 config=config,
                 dtype="auto",
@@ -257,7 +317,6 @@ def _tokenizer(given: _Source | str | Path | PreTrainedTokenizerBase) -> PreTrai
 
 def _prepare(model: PreTrainedModel, device: torch.device, dtype: torch.dtype, attention: Attention) -> None:
     """Bring our copy of the model into the state that hooking needs."""
-    problem_type(model.config)
     with _quiet():
         model.set_attn_implementation(attention)
     _cast(model, dtype)
@@ -272,8 +331,8 @@ def _align(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) ->
     Raises:
         ModelError: the tokenizer belongs to another model, or there is nothing to pad with.
     """
-    config, adapter = model.config, ADAPTERS[type(model).__name__]
-    if adapter.is_causal:
+    config, adapter = model.config, ADAPTERS.get(type(model).__name__)
+    if adapter is not None and adapter.is_causal:
         # HF's decoders classify at the last token that is not config.pad_token_id: both must agree on it.
         ids = (tokenizer.pad_token_id, tokenizer.eos_token_id) if tokenizer else (config.eos_token_id,)
         known = [i for i in (_pad_id(config), *ids) if isinstance(i, int)]
@@ -293,7 +352,7 @@ def _align(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) ->
             f"the tokenizer has {n_tokens} tokens, the model vectors for {n_vectors}: pass the tokenizer "
             "that the model was fine-tuned with."
         )
-    if not adapter.reads_token_types:
+    if adapter is None or not adapter.reads_token_types:
         tokenizer.model_input_names = [n for n in tokenizer.model_input_names if n != "token_type_ids"]
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None:

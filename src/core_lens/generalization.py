@@ -1,0 +1,397 @@
+"""Is a simpler picture of a model as faithful out of distribution as in it?
+
+    proxy = core_lens.simplify.SVD(4).fit(model, task)
+    core_lens.generalization_gap(model, proxy, task)
+
+The model and its proxies answer the same questions: the class of each example, or some next tokens of each sequence. Their
+agreement in distribution less their agreement on another split is that split's generalisation gap (Friedman et al. 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformer_lens.model_bridge import TransformerBridge
+
+from .completions import Completions
+from .errors import CoreLensError, ModelError, TaskError
+from .evaluate import check_numbers
+from .hooked import Encoded, batches, component_set, encode, logits, model_info
+from .hooked.patterns import watch_patterns
+from .intervals import bootstrap_draws, interval
+from .simplify import Proxy
+from .tasks import Split, Task, class_order
+
+GAP_COLUMNS = ["split", "agreement", "jsd", "accuracy_model", "accuracy_proxy", "gap", "low", "high", "n", "verdict"]
+"""Schema of `generalization_gap`; several proxies have a column `proxy` before them."""
+MODEL = "model"
+"""What tables call the model beside its proxies."""
+MARGIN, CLOSE = 0.01, 0.9
+"""Differences of accuracy and agreement up to here count as none; agreement from here on as the same predictions."""
+_DRAWS = 1000
+
+
+def generalization_gap(
+    model: TransformerBridge,
+    simplification: Proxy | Mapping[str, Proxy],
+    task_or_splits: Task | Mapping[str, Completions],
+    *,
+    splits: Sequence[str] | str | None = None,
+    max_examples: int | None = 1000,
+    batch_size: int = 32,
+    label_map: Mapping[Any, str] | None = None,
+) -> pd.DataFrame:
+    """How well a simplified model stands for the model, on each split beside the first, which is in distribution.
+
+        proxy = core_lens.simplify.KMeans(16).fit(model, task)
+        core_lens.generalization_gap(model, proxy, task)
+
+    Args:
+        model: a hooked model (`load_model`, `load_language_model`).
+        simplification: a fitted one of `core_lens.simplify`, a `Subnetwork`, or several by name.
+        task_or_splits: a `Task`, for a classifier; or name -> `Completions`, for a language model, of which the first is in
+            distribution (`core_lens.dyck.completions` makes such).
+        splits: of a task, as in `Task.select`; the first in-domain one is what the gap is measured from.
+        max_examples: examples or sequences of each split, a fixed random draw; None for all.
+        batch_size: examples per forward pass.
+        label_map: class of the checkpoint -> label of the task, where its config does not name them.
+
+    Returns:
+        DataFrame, a row per split (and proxy): `agreement` (share of questions that both answer alike), `jsd` (mean
+        Jensen-Shannon divergence of the attention of all heads, nats, at most ln 2), the accuracies, `gap` (agreement in
+        distribution less agreement here), its 95 % interval `low`, `high` (bootstrap over clusters of examples, or over
+        sequences), `n` questions, and a `verdict` on what the proxy would say of the model here:
+
+        - `underestimates`, `overestimates`: its accuracy is lower or higher than the model's;
+        - `as good, other predictions`: it is not, but they agree less than in distribution, or on fewer than 9 in 10;
+        - `faithful`: none of these.
+
+        A difference counts when it is over .01 and its interval is without 0.
+
+    Raises:
+        CoreLensError: model, proxies and splits do not fit each other.
+    """
+    if isinstance(simplification, Mapping) and not simplification:
+        raise CoreLensError("there are no proxies: pass at least one fitted simplification.")
+    found = compare_proxies(
+        model, simplification, task_or_splits, splits=splits, max_examples=max_examples, batch_size=batch_size,
+        label_map=label_map,
+    )  # fmt: skip
+    table = found.gaps()
+    return table if isinstance(simplification, Mapping) else table.drop(columns="proxy")
+
+
+@dataclass(frozen=True, eq=False)
+class ProxyComparison:
+    """What a model and its proxies answered, and how their attention differs.
+
+    Args:
+        questions: a row per question: split, cluster (what is resampled together), gold, and what is known of it.
+        answers: the same rows: a column for the model, `model`, and one for each proxy.
+        divergence: split, proxy, and for each head the mean Jensen-Shannon divergence of its attention over the queries of an
+            example (nats); a row per example and proxy, in the examples' order.
+        attended: the same rows as `questions`, where asked for: the key position that each head attends to most at the token
+            before the one asked for; columns (who, head).
+    """
+
+    questions: pd.DataFrame
+    answers: pd.DataFrame
+    divergence: pd.DataFrame
+    attended: pd.DataFrame | None = None
+
+    @property
+    def proxies(self) -> list[str]:
+        return [str(name) for name in self.answers.columns if name != MODEL]
+
+    @property
+    def splits(self) -> list[str]:
+        """The first is in distribution."""
+        return list(dict.fromkeys(self.questions["split"]))
+
+    @cached_property
+    def _codes(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Split -> its rows, and the number of each one's cluster."""
+        found = {}
+        for name in self.splits:
+            rows = np.flatnonzero((self.questions["split"] == name).to_numpy())
+            found[name] = rows, pd.factorize(self.questions["cluster"].to_numpy()[rows])[0]
+        return found
+
+    def _draws(self, values: Bool[np.ndarray, " question"] | Float[np.ndarray, " question"], split: str) -> np.ndarray:
+        """Bootstrap means of a split; one split has the same resamples for all values, so that differences are paired."""
+        rows, codes = self._codes[split]
+        return bootstrap_draws(values[rows], codes, _DRAWS, seed=self.splits.index(split))
+
+    def gaps(self) -> pd.DataFrame:
+        """The table of `generalization_gap`, with a column `proxy` first."""
+        gold, model = self.questions["gold"].to_numpy(), self.answers[MODEL].to_numpy()
+        heads = [column for column in self.divergence if column not in ("split", "proxy")]
+        divergence = self.divergence.groupby(["proxy", "split"], sort=False)[heads].mean().mean(axis=1)
+        rows = []
+        for proxy in self.proxies:
+            said = self.answers[proxy].to_numpy()
+            same, better = (said == model).astype(float), (said == gold).astype(float) - (model == gold)
+            reference = self._draws(same, self.splits[0])
+            inside = same[self._codes[self.splits[0]][0]].mean()
+            for split in self.splits:
+                part = self._codes[split][0]
+                agreement = same[part].mean()
+                gap, low, high = 0.0, 0.0, 0.0
+                if split != self.splits[0]:
+                    gap = inside - agreement
+                    low, high = interval(reference - self._draws(same, split))
+                change = better[part].mean(), *interval(self._draws(better, split))
+                rows.append((
+                    proxy, split, agreement, divergence.get((proxy, split), np.nan), (model == gold)[part].mean(),
+                    (said == gold)[part].mean(), gap, low, high, len(part),
+                    _verdict(change, (gap, low, high), agreement),
+                ))  # fmt: skip
+        return pd.DataFrame(rows, columns=["proxy", *GAP_COLUMNS])
+
+    def agreement(self, by: Sequence[str] = ()) -> pd.DataFrame:
+        """Agreement and accuracies with 95 % intervals (bootstrap over clusters), in each split and value of the columns `by`.
+
+        Returns:
+            DataFrame (split, *by, proxy, metric, value, low, high, n); `proxy` is `model` for the model's own accuracy.
+        """
+        gold, rows = self.questions["gold"].to_numpy(), []
+        for keys, index in self.questions.groupby(["split", *by], sort=False, dropna=False).indices.items():
+            part = self.questions.iloc[index]
+            codes = pd.factorize(part["cluster"])[0]
+            for proxy in (MODEL, *self.proxies):
+                said = self.answers[proxy].to_numpy()[index]
+                measures = {"accuracy": said == gold[index]}
+                if proxy != MODEL:
+                    measures["agreement"] = said == self.answers[MODEL].to_numpy()[index]
+                for metric, values in measures.items():
+                    ends = interval(bootstrap_draws(values.astype(float), codes, _DRAWS))
+                    place = keys if isinstance(keys, tuple) else (keys,)
+                    rows.append((*place, proxy, metric, values.mean(), *ends, len(index)))
+        return pd.DataFrame(rows, columns=["split", *by, "proxy", "metric", "value", "low", "high", "n"])
+
+    def jsd(self) -> pd.DataFrame:
+        """Jensen-Shannon divergence of each head's attention from the model's own (nats), with 95 % intervals over examples.
+
+        Returns:
+            DataFrame (proxy, split, head, jsd, low, high, n).
+        """
+        rows = []
+        for (proxy, split), part in self.divergence.groupby(["proxy", "split"], sort=False):
+            for head in part.columns.drop(["split", "proxy"]):
+                values = part[head].to_numpy()
+                ends = interval(bootstrap_draws(values, np.arange(len(values)), _DRAWS))
+                rows.append((proxy, split, head, values.mean(), *ends, len(values)))
+        return pd.DataFrame(rows, columns=["proxy", "split", "head", "jsd", "low", "high", "n"])
+
+
+def _verdict(change: tuple[float, float, float], gap: tuple[float, float, float], agreement: float) -> str:
+    """What the proxy says of the model; `change` is its accuracy less the model's."""
+    value, low, high = change
+    if abs(value) > MARGIN and not low <= 0 <= high:
+        return "underestimates" if value < 0 else "overestimates"
+    real_gap = gap[0] > MARGIN and gap[1] > 0
+    return "as good, other predictions" if real_gap or agreement < CLOSE else "faithful"
+
+
+def compare_proxies(
+    model: TransformerBridge,
+    proxies: Proxy | Mapping[str, Proxy],
+    task_or_splits: Task | Mapping[str, Completions],
+    *,
+    splits: Sequence[str] | str | None = None,
+    max_examples: int | None = 1000,
+    batch_size: int = 32,
+    label_map: Mapping[Any, str] | None = None,
+    attended: bool = False,
+) -> ProxyComparison:
+    """Put the same questions to a model and its proxies.
+
+    Args:
+        model: a hooked model.
+        proxies: as `simplification` there; none, {}, for the model alone.
+        task_or_splits, splits, max_examples, batch_size, label_map: as in `generalization_gap`.
+        attended: keep where each head attends to most at every question to a language model.
+
+    Raises:
+        CoreLensError: model, proxies and splits do not fit each other.
+    """
+    check_numbers(max_examples=max_examples, batch_size=batch_size)
+    named = _named(proxies)
+    asked = _questions(model, task_or_splits, splits, max_examples, label_map)
+    heads = [str(head) for head in component_set(model, ["head"])]
+    layers = list(range(model_info(model).n_layers))
+    parts: dict[str, list[pd.DataFrame]] = {"questions": [], "answers": [], "divergence": [], "attended": []}
+    with tqdm(total=sum(len(one.encoded) for one in asked), desc="proxies", unit="ex", leave=False) as bar:
+        for one in asked:
+            answers = {
+                who: np.empty(len(one.table), dtype=one.table["gold"].to_numpy().dtype) for who in (MODEL, *named)
+            }
+            jsd = {proxy: np.zeros((len(one.encoded), len(heads))) for proxy in named}
+            most = {who: np.zeros((len(one.table), len(heads)), dtype=np.int32) for who in answers if attended}
+            for rows, inputs in batches(one.encoded, batch_size, device=model_info(model).device):
+                own: dict[int, Tensor] = {}
+                for who in answers:
+                    patterns: dict[int, Tensor] = {}
+                    watched = watch_patterns(model, layers, lambda i, pattern, keep=patterns: keep.update({i: pattern}))
+                    with torch.inference_mode(), nullcontext() if who == MODEL else named[who].apply(model), watched:
+                        outputs = logits(model, inputs)
+                    one.answer(answers[who], rows, outputs)
+                    if who == MODEL:
+                        own = patterns
+                    else:
+                        real = inputs["attention_mask"].bool()
+                        found = [attention_divergence(own[i], patterns[i], real).cpu().numpy() for i in layers]
+                        jsd[who][rows.numpy()] = np.concatenate(found, axis=1)
+                    if attended:
+                        questions, row, position = one.among(rows)
+                        keys = [patterns[i].argmax(dim=-1)[row, :, position - 1].cpu().numpy() for i in layers]
+                        most[who][questions] = np.concatenate(keys, axis=1)
+                bar.update(len(rows))
+            parts["questions"].append(one.table)
+            parts["answers"].append(pd.DataFrame(answers))
+            for proxy, values in jsd.items():
+                table = pd.DataFrame(values, columns=heads)
+                table.insert(0, "proxy", proxy)
+                table.insert(0, "split", one.name)
+                parts["divergence"].append(table)
+            if attended:
+                parts["attended"].append(
+                    pd.concat({w: pd.DataFrame(v, columns=heads) for w, v in most.items()}, axis=1)
+                )
+    joined = {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items() if tables}
+    joined.setdefault("divergence", pd.DataFrame(columns=["split", "proxy", *heads]))
+    return ProxyComparison(**joined)
+
+
+def attention_divergence(
+    p: Float[Tensor, "batch head query key"],
+    q: Float[Tensor, "batch head query key"],
+    mask: Bool[Tensor, "batch query"],
+) -> Float[Tensor, "batch head"]:
+    """Jensen-Shannon divergence of two attention patterns in nats, the mean over the queries that the mask keeps.
+
+    (scipy's `jensenshannon` is the square root of one query's.)
+    """
+    # Half of the least number there is would be 0; 0 log 0 is 0.
+    middle = ((p + q) / 2).clamp_min(torch.finfo(p.dtype).tiny)
+    parts = (torch.xlogy(x, x) - torch.xlogy(x, middle) for x in (p, q))
+    each = sum(part.sum(dim=-1) for part in parts) / 2
+    assert isinstance(each, Tensor)
+    weight = mask[:, None].to(each)
+    return (each * weight).sum(dim=-1).clamp_min(0) / weight.sum(dim=-1)
+
+
+def _named(proxies: Proxy | Mapping[str, Proxy]) -> dict[str, Proxy]:
+    named = dict(proxies) if isinstance(proxies, Mapping) else {str(getattr(proxies, "name", "proxy")): proxies}
+    for name, proxy in named.items():
+        if not hasattr(proxy, "apply"):
+            raise CoreLensError(f"{name!r} is {proxy!r}, which cannot stand for a model: pass a fitted simplification.")
+    if MODEL in named:
+        raise CoreLensError(f"a proxy is named {MODEL!r}: give it another name.")
+    return named
+
+
+@dataclass(frozen=True, eq=False)
+class _Questions:
+    """One split's examples and what is asked of them.
+
+    Args:
+        name: of the split.
+        encoded: its examples.
+        table: a row per question.
+        choices: the tokens to choose among; None for all.
+        split, labels, order: of a classifier's task.
+    """
+
+    name: str
+    encoded: Encoded
+    table: pd.DataFrame
+    choices: tuple[int, ...] | None = None
+    split: Split | None = None
+    labels: tuple[str, ...] = ()
+    order: Sequence[int] = ()
+
+    def among(self, rows: Int[Tensor, " batch"]) -> tuple[np.ndarray, Tensor, Tensor]:
+        """The questions asked of these examples: their numbers, each one's place in the batch, and position."""
+        place = np.full(len(self.encoded), -1)
+        place[rows.numpy()] = np.arange(len(rows))
+        at = place[self.table["row"].to_numpy()]
+        questions = np.flatnonzero(at >= 0)
+        return (
+            questions,
+            torch.from_numpy(at[questions]),
+            torch.from_numpy(self.table["position"].to_numpy()[questions]),
+        )
+
+    def answer(self, answers: np.ndarray, rows: Int[Tensor, " batch"], outputs: Tensor) -> None:
+        """Fill in the answers to the questions asked of these examples."""
+        if not torch.isfinite(outputs).all():
+            raise ModelError(f"the model's output on split {self.name!r} is NaN or infinite: check its weights.")
+        if self.split is not None:
+            values = outputs.float().cpu().numpy()[:, list(self.order)]
+            answers[rows.numpy()] = self.split.predictions(values, self.labels)
+            return
+        questions, row, position = self.among(rows)
+        values = outputs[row, position - 1]
+        if self.choices is None:
+            answers[questions] = values.argmax(dim=-1).cpu().numpy()
+        else:
+            answers[questions] = np.array(self.choices)[values[:, list(self.choices)].argmax(dim=-1).cpu().numpy()]
+
+
+def _questions(
+    model: TransformerBridge,
+    given: Task | Mapping[str, Completions],
+    splits: Sequence[str] | str | None,
+    max_examples: int | None,
+    label_map: Mapping[Any, str] | None,
+) -> list[_Questions]:
+    """Checked: at least one split, of the model's kind."""
+    info = model_info(model)
+    if isinstance(given, Task):
+        if info.problem_type == "language_modeling":
+            raise TaskError(
+                f"{info.model_id} is a language model: pass name -> Completions in place of task {given.name!r}."
+            )
+        if given.is_regression:
+            raise TaskError(f"task {given.name!r} has numbers for labels: agreement is of classes.")
+        return list(_of_task(model, given, splits, max_examples, label_map))
+    if not isinstance(given, Mapping) or not given:
+        raise CoreLensError(f"{given!r}: pass a Task, or name -> Completions with at least one split.")
+    if info.problem_type != "language_modeling":
+        raise TaskError(f"{info.model_id} is a classifier: pass a Task in place of completions.")
+    found = []
+    for name, split in given.items():
+        if not isinstance(split, Completions):
+            raise CoreLensError(f"split {name!r} is a {type(split).__name__}, not Completions.")
+        part = split.sample(max_examples)
+        if part.asked.empty:
+            raise CoreLensError(f"split {name!r} asks for no token.")
+        table = part.asked.assign(split=name, cluster=part.asked["row"], gold=part.gold)
+        found.append(_Questions(name, part.encoded, table, part.choices))
+    return found
+
+
+def _of_task(
+    model: TransformerBridge, task: Task, splits: Any, max_examples: int | None, label_map: Mapping[Any, str] | None
+) -> Iterator[_Questions]:
+    order = class_order(model_info(model).id2label, task, label_map)
+    # In distribution first, whatever the order they are named in.
+    chosen = sorted(task.select(splits), key=lambda split: split.role not in ("id", "train"))
+    if not chosen or chosen[0].role not in ("id", "train"):
+        raise TaskError(f"task {task.name!r}: name an in-domain split too, from which the gap is measured.")
+    for split in (part.sample(max_examples) for part in chosen):
+        table = split.data[["group", "cluster", "label"]].reset_index(drop=True)
+        table = table.rename(columns={"label": "gold"}).assign(split=split.name, row=np.arange(len(table)))
+        encoded = encode(split, model.tokenizer, task.max_length)
+        yield _Questions(split.name, encoded, table.astype({"gold": object}), None, split, task.labels, order)

@@ -1,7 +1,7 @@
 # `make demo` and `make test` are all a fresh machine needs: both create the environment in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
-.PHONY: setup demo test test-all lint types lab maps clean
+.PHONY: setup demo test test-all lint types lab maps dyck clean
 
 setup: .venv/ready
 
@@ -31,6 +31,9 @@ lab: setup  ## train the embedded models anew
 
 maps: setup  ## train the classifier of attention maps anew: 8 minutes of one thread
 	$(BIN)/python -m core_lens.maps.make
+
+dyck: setup  ## train the language model of Dyck strings anew: 20 minutes of one thread
+	$(BIN)/python -m core_lens.dyck.make
 
 clean:
 	rm -rf .venv runs dist build

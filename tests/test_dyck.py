@@ -1,9 +1,19 @@
 """Dyck strings: the published source's statistics, structure and depth by hand, and what each split promises."""
 
+import re
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
+from transformers import GPT2LMHeadModel
 
+import core_lens
 from core_lens import CoreLensError, dyck
+from core_lens.dyck import make
+
+WEIGHTS = Path(dyck.__file__).parent / "weights"
 
 K = 3
 STRING = np.array([6, 0, 1, 4, 2, 0, 3, 5, 3, 1, 4, 7])  # < ( [ ] { ( ) } ) [ ] >
@@ -133,6 +143,69 @@ def test_shares_of_a_fresh_sample_at_full_size():
     unseen = np.array([not all(p in known for p in dyck.components(s, 20)) for s in fresh])
     twice = np.array([s.tobytes() in taken for s in fresh])
     assert unseen.mean() == pytest.approx(0.38, abs=0.02) and twice.mean() == pytest.approx(0.24, abs=0.02)
+
+
+def accuracy(strings):
+    """Of the shipped network by HF alone, at closings at least ten tokens from their opener, which a stack finds."""
+    network = GPT2LMHeadModel.from_pretrained(WEIGHTS).eval()
+    right = []
+    for string in strings:
+        with torch.no_grad():
+            said = network(torch.from_numpy(string)[None]).logits[0, :, 20:40].argmax(dim=-1) + 20
+        stack = []
+        for i, token in enumerate(string.tolist()):
+            if token < 20:
+                stack.append(i)
+            elif token < 40 and i - stack.pop() >= 10:
+                right.append(said[i - 1] == token)
+    return np.mean(right), len(right)
+
+
+def carded():
+    rows = re.findall(r"^\| ([\w-]+) \| (\d\.\d+) \|", (WEIGHTS.parent / "MODEL_CARD.md").read_text(), flags=re.M)
+    return {name: float(value) for name, value in rows}
+
+
+def test_the_shipped_model_does_what_its_card_says():
+    rng = np.random.default_rng(77)
+    inside = accuracy(dyck.Dyck().sample(150, rng))[0]
+    deep = [s for s in dyck.Dyck(m=20).sample(250, rng) if dyck.depths(s, 20).max() > 10][:25]
+    card = carded()
+    assert list(card) == list(dyck.SPLITS[1:])
+    assert card["iid"] > 0.99 and card["seen-structure"] > 0.99 and card["unseen-structure-long"] > 0.99
+    assert inside == pytest.approx(card["iid"], abs=0.01)
+    assert accuracy(deep)[0] == pytest.approx(card["unseen-depth"], abs=0.06)
+    assert card["unseen-depth"] < 0.85  # what the illusions are about
+
+
+def test_the_shipped_model_is_hooked():
+    model = dyck.load_model()
+    info = core_lens.model_info(model)
+    assert (info.n_layers, info.n_heads, info.problem_type) == (2, 1, "language_modeling")
+    ids = torch.tensor([[40, 0, 1, 21, 20, 41]])
+    network = GPT2LMHeadModel.from_pretrained(WEIGHTS).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids), network(ids).logits, atol=1e-5, rtol=0)
+
+
+def test_making_it(tmp_path, monkeypatch, capsys, data):
+    monkeypatch.setattr(make, "splits", lambda: data)
+    monkeypatch.setattr(
+        sys, "argv", ["make", "--folder", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--steps", "2"]
+    )
+    threads = torch.get_num_threads()
+    try:
+        make.main()
+    finally:
+        torch.set_num_threads(threads)
+    said = capsys.readouterr().out
+    card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert "2 steps of 128 strings" in card and "| unseen-depth | 0." in card and "unseen-depth" in said
+    assert sorted(path.name for path in (tmp_path / "out" / "weights").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    assert GPT2LMHeadModel.from_pretrained(tmp_path / "out" / "weights").num_parameters() == 43_264
 
 
 @pytest.mark.parametrize(

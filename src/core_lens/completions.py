@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from numpy.typing import ArrayLike
 from transformer_lens.model_bridge import TransformerBridge
 
 from .errors import CoreLensError, ModelError
-from .hooked import Encoded, encode
+from .hooked import Encoded, encode, model_info
 from .tasks import Split, Task
 
 
@@ -97,6 +98,19 @@ def token_rows(sequences: Iterable[ArrayLike], pad_id: int = 0) -> Encoded:
     return Encoded(torch.from_numpy(np.concatenate(rows).astype(np.int32)), None, lengths, pad_id)
 
 
+def check_fit(model: TransformerBridge, rows: Encoded, name: str) -> None:
+    """Raise a ModelError unless the model knows all token ids and takes sequences this long; `name` says whose they are."""
+    config: Any = model.original_model.config
+    n_tokens, longest = config.vocab_size, config.max_position_embeddings
+    if len(rows) and not 0 <= int(rows.ids.min()) <= int(rows.ids.max()) < n_tokens:
+        bad = next(int(i) for i in (rows.ids.min(), rows.ids.max()) if not 0 <= int(i) < n_tokens)
+        raise ModelError(f"{name} has the token id {bad}; {model_info(model).model_id} knows 0 to {n_tokens - 1}.")
+    if len(rows) and int(rows.lengths.max()) > longest:
+        raise ModelError(
+            f"{name} has a sequence of {int(rows.lengths.max())} tokens; {model_info(model).model_id} takes {longest}: cut it."
+        )
+
+
 def read_rows(model: TransformerBridge, data: object, n: int | None, seed: int = 0) -> Encoded:
     """At most `n` token sequences of whatever holds some, a fixed random draw.
 
@@ -141,6 +155,7 @@ def read_rows(model: TransformerBridge, data: object, n: int | None, seed: int =
             found = token_rows(data)
         else:
             raise ModelError(f"data={data!r}: pass a task, a split, or sequences of token ids.")
+    check_fit(model, found, "data")
     if n is None or n >= len(found):
         return found
     return _chosen(found, np.sort(np.random.default_rng(seed).choice(len(found), n, replace=False)))

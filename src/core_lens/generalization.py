@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformer_lens.model_bridge import TransformerBridge
 
-from .completions import Completions
-from .errors import CoreLensError, ModelError, TaskError
+from .completions import Completions, check_fit
+from .errors import CoreLensError, ModelError, SavedFileError, TaskError
 from .evaluate import check_numbers
+from .files import check_folder, file_hash, read_json, read_table, write_json, write_table
 from .hooked import Encoded, batches, component_set, encode, logits, model_info
 from .hooked.patterns import watch_patterns
 from .intervals import bootstrap_draws, interval
@@ -179,19 +181,78 @@ class ProxyComparison:
                     rows.append((*place, proxy, metric, values.mean(), *ends, len(index)))
         return pd.DataFrame(rows, columns=["split", *by, "proxy", "metric", "value", "low", "high", "n"])
 
-    def jsd(self) -> pd.DataFrame:
+    def jsd(self, by_head: bool = True) -> pd.DataFrame:
         """Jensen-Shannon divergence of each head's attention from the model's own (nats), with 95 % intervals over examples.
 
+        Args:
+            by_head: a row per head; else of the mean over heads.
+
         Returns:
-            DataFrame (proxy, split, head, jsd, low, high, n).
+            DataFrame (proxy, split, head, jsd, low, high, n); without head where they are averaged.
         """
         rows = []
         for (proxy, split), part in self.divergence.groupby(["proxy", "split"], sort=False):
-            for head in part.columns.drop(["split", "proxy"]):
-                values = part[head].to_numpy()
-                ends = interval(bootstrap_draws(values, np.arange(len(values)), _DRAWS))
+            heads = part.drop(columns=["split", "proxy"])
+            for head, values in heads.items() if by_head else [("", heads.mean(axis=1))]:
+                ends = interval(bootstrap_draws(values.to_numpy(), np.arange(len(values)), _DRAWS))
                 rows.append((proxy, split, head, values.mean(), *ends, len(values)))
-        return pd.DataFrame(rows, columns=["proxy", "split", "head", "jsd", "low", "high", "n"])
+        table = pd.DataFrame(rows, columns=["proxy", "split", "head", "jsd", "low", "high", "n"])
+        return table if by_head else table.drop(columns="head")
+
+    @classmethod
+    def joined(cls, parts: Sequence[ProxyComparison]) -> ProxyComparison:
+        """One comparison of all proxies, from several with the same model and questions.
+
+        Raises:
+            CoreLensError: the questions or the model's answers differ, or a proxy is in two of them.
+        """
+        first = parts[0]
+        names = [name for part in parts for name in part.proxies]
+        if len(set(names)) < len(names):
+            raise CoreLensError("a proxy is in two of the comparisons: give each a name of its own.")
+        for part in parts[1:]:
+            if not (part.questions.equals(first.questions) and part.answers[MODEL].equals(first.answers[MODEL])):
+                raise CoreLensError("the comparisons are not of one model and the same questions.")
+        answers = pd.concat([first.answers[[MODEL]], *(part.answers[part.proxies] for part in parts)], axis=1)
+        kept = [
+            part.attended if part is first else part.attended[part.proxies]
+            for part in parts
+            if part.attended is not None
+        ]
+        attended = pd.concat(kept, axis=1) if len(kept) == len(parts) else None
+        divergence = pd.concat([part.divergence for part in parts], ignore_index=True)
+        return cls(first.questions, answers, divergence, attended)
+
+    def save(self, folder: str | Path) -> None:
+        """Write it as parquet files; `comparison.json`, the last, says that they are whole."""
+        folder = check_folder(folder)
+        tables = {"questions": self.questions, "answers": self.answers, "divergence": self.divergence}
+        if self.attended is not None:
+            flat = self.attended.set_axis([f"{who}\n{head}" for who, head in self.attended.columns], axis=1)
+            tables["attended"] = flat
+        for name, table in tables.items():
+            write_table(folder / f"{name}.parquet", table)
+        hashes = {name: file_hash(folder / f"{name}.parquet") for name in tables}
+        write_json(folder / "comparison.json", {"proxies": self.proxies, "files": hashes})
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ProxyComparison:
+        """Read what `save` wrote.
+
+        Raises:
+            SavedFileError: it is not there, not whole or damaged.
+        """
+        folder = Path(folder)
+        hashes = read_json(folder / "comparison.json")["files"]
+        for name, expected in hashes.items():
+            path = folder / f"{name}.parquet"
+            if not path.is_file() or file_hash(path) != expected:
+                raise SavedFileError(f"{path} is damaged or missing: delete {folder} and run the same again.")
+        tables = {name: read_table(folder / f"{name}.parquet") for name in hashes}
+        if "attended" in tables:
+            columns = [tuple(column.split("\n")) for column in tables["attended"].columns]
+            tables["attended"] = tables["attended"].set_axis(pd.MultiIndex.from_tuples(columns), axis=1)
+        return cls(**tables)
 
 
 def _verdict(change: tuple[float, float, float], gap: tuple[float, float, float], agreement: float) -> str:
@@ -377,6 +438,7 @@ def _questions(
         part = split.sample(max_examples)
         if part.asked.empty:
             raise CoreLensError(f"split {name!r} asks for no token.")
+        check_fit(model, part.encoded, f"split {name!r}")
         table = part.asked.assign(split=name, cluster=part.asked["row"], gold=part.gold)
         found.append(_Questions(name, part.encoded, table, part.choices))
     return found

@@ -146,7 +146,7 @@ def batches(
     """
     chosen = torch.arange(len(encoded)) if rows is None else torch.as_tensor(rows, dtype=torch.long).cpu()
     starts = encoded.lengths.cumsum(0) - encoded.lengths
-    for batch in _plan(chosen, encoded.lengths, batch_size, shuffle_seed):
+    for batch in batch_rows(chosen, encoded.lengths, batch_size, shuffle_seed):
         lengths = encoded.lengths[batch, None]
         position = torch.arange(max(int(lengths.max()), pad_to or 0))
         mask = position < lengths
@@ -158,8 +158,8 @@ def batches(
         yield batch, {name: tensor.to(device or "cpu") for name, tensor in inputs.items()}
 
 
-def _plan(rows: Tensor, lengths: Tensor, batch_size: int, seed: int | None) -> Iterator[Tensor]:
-    """The rows of each batch."""
+def batch_rows(rows: Tensor, lengths: Tensor, batch_size: int, seed: int | None) -> Iterator[Tensor]:
+    """The rows of each batch, in the orders that `batches` tells."""
     if len(rows) == 0:
         return
     if seed is None:

@@ -16,7 +16,12 @@ def run(study: Lottery) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    args = scripts.arguments(__doc__, run="runs/lottery-{model}", seeds=3)
+    args = scripts.arguments(
+        __doc__,
+        ["task", "data_dir", "label_map", "sparsities", "preset", "splits"],
+        run="runs/lottery-{model}",
+        seeds=3,
+    )
     study = scripts.find_lottery(args)
     print(run(study).round(2).to_string(index=False))
     print("a task with itself: the heads that it keeps")

@@ -30,7 +30,9 @@ def run(shapes: pd.DataFrame, masks: np.ndarray) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    args = scripts.arguments(__doc__, run="runs/lottery-{model}", seeds=3)
+    args = scripts.arguments(
+        __doc__, ["sparsities", "preset", "splits", "picture"], run="runs/lottery-{model}", seeds=3
+    )
     study = scripts.find_lottery(args)
     model, task = scripts.load(args)
     masks = study.masks()[task.name]

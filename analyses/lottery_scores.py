@@ -25,7 +25,13 @@ def run(study: Lottery) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    args = scripts.arguments(__doc__, run="runs/lottery-{model}", seeds=3, split="unseen")
+    args = scripts.arguments(
+        __doc__,
+        ["task", "data_dir", "label_map", "sparsities", "preset", "splits"],
+        run="runs/lottery-{model}",
+        seeds=3,
+        split="unseen",
+    )
     study = scripts.find_lottery(args)
     print(run(study).round(1).to_string())
     print(f"\nby {', '.join(f'{metric} in {task}' for task, metric in study.main.items())}, times 100; std over seeds")

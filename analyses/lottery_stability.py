@@ -25,7 +25,12 @@ def pairs(study: Lottery) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    args = scripts.arguments(__doc__, run="runs/lottery-{model}", seeds=3)
+    args = scripts.arguments(
+        __doc__,
+        ["task", "data_dir", "label_map", "sparsities", "preset", "splits", "picture"],
+        run="runs/lottery-{model}",
+        seeds=3,
+    )
     study = scripts.find_lottery(args)
     print(run(study).round(3).to_string())
     print("\nCochran's Q of two seeds' heads:", pairs(study).round(3).to_string(index=False), sep="\n")

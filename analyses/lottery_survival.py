@@ -18,7 +18,12 @@ def run(study: Lottery) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    args = scripts.arguments(__doc__, run="runs/lottery-{model}", seeds=3)
+    args = scripts.arguments(
+        __doc__,
+        ["task", "data_dir", "label_map", "sparsities", "preset", "splits"],
+        run="runs/lottery-{model}",
+        seeds=3,
+    )
     study = scripts.find_lottery(args)
     print(run(study).round(2).to_string())
     print("\nKept by each seed (weights: share that magnitude pruning keeps):")

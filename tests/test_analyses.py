@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from itertools import permutations
@@ -23,6 +24,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import core_lens
 from core_lens import scripts
+from core_lens.generalization import ProxyComparison
 from core_lens.tasks.hans import COMPANIONS, split_name
 from core_lens.viz.attention import show
 
@@ -35,6 +37,8 @@ SMALL = {
     "figure_4_sparsity": "--sparsities .2 .5 --seeds 2 --steps 2",
     "figure_6_effective_size": "--sparsities .3 --seeds 2 --steps 2 --every 9 --ood-e Adverb-entailed",
     "tables_5_to_8_other_models": "--seeds 2 --steps 2",
+    "illusions_dyck": "",
+    "illusions_code": "--steps 2",
 }
 """What makes the long ones small: most of them need a run of their own, all others read the fixture's."""
 FEWER = {"figure_10_training": "--every 5"} | SMALL
@@ -78,6 +82,7 @@ def folder(tmp_path_factory, model, task):
     core.save(place / "runs/lab-readme")
     settings = {"seeds": 2, "steps": 2, "max_train": 32, "max_examples": 20, "retrain": False, "device": "cpu"}
     core_lens.lottery("lab-pretrained", ["lab"], place / "runs/lottery-lab", **settings)
+    core_lens.illusions("lab", place / "runs/illusions-lab", run=core, svd=[4, 8], k_means=[2], max_examples=20)
     return place
 
 
@@ -422,7 +427,7 @@ def lottery_study():
 
 def test_lottery_scores_are_in_percent_beside_the_drop():
     table = script("lottery_scores").run(lottery_study())
-    row = table.loc["s-good", "pruned"]["b", "unseen"]
+    row = table.sort_index().sort_index(axis=1).loc[("s-good", "pruned"), ("b", "unseen")]
     assert row["mean"] == pytest.approx(71) and row["std"] == pytest.approx(1) and row["drop"] == pytest.approx(10)
     assert table.loc["full", ""]["a", "seen", "mean"] == pytest.approx(91)
 
@@ -468,12 +473,72 @@ def test_a_study_is_read_or_made_for_the_lab_alone(monkeypatch, tmp_path, folder
     assert scripts.find_lottery(args).sizes["seed"].tolist() == [1337, 42]
     called = []
     monkeypatch.setattr(scripts, "lottery", lambda *given, **more: called.append((given, more)))
+    begun = tmp_path / "begun"
+    shutil.copytree(folder / "runs/lottery-lab", begun)
+    (begun / "lab" / "seed-86").mkdir()  # interrupted: it is continued, with whatever settings are given
+    args.run = begun
+    scripts.find_lottery(args)
+    assert called.pop()[0] == ("lab-pretrained", ["lab"], begun)
     args.run = tmp_path / "none"
     scripts.find_lottery(args)
     assert called[0][0] == ("lab-pretrained", ["lab"], tmp_path / "none") and called[0][1]["seeds"] == 3
     args.model = "bert"
     with pytest.raises(core_lens.CoreLensError, match="holds no lottery study"):
         scripts.find_lottery(args)
+
+
+def illusions_study():
+    """Two splits and three proxies with made gaps; two heads' depths, counted by hand below."""
+    splits, proxies = ["iid", "a", "b", "c", "d"], ["SVD 4", "one-hot"]
+    questions = pd.DataFrame({"split": np.repeat(splits, 8), "cluster": np.tile(np.arange(8), 5), "gold": 1})
+    answers = pd.DataFrame({"model": 1, "SVD 4": [1] * 8 + [1, 0] * 4 + [1] * 24, "one-hot": [1, 0] * 20})
+    rows = [(split, proxy, 0.1) for split in splits for proxy in proxies]
+    divergence = pd.DataFrame(rows, columns=["split", "proxy", "L1.H0"])
+    table = pd.DataFrame({"proxy": proxies, "method": ["SVD", "one-hot"], "strength": [4.0, np.nan]})
+    depths = [("iid", "model", 2, 2, 3), ("iid", "model", 2, 4, 1), ("d", "model", 12, 12, 1), ("d", "model", 12, 10, 4),
+              ("d", "SVD 4", 3, 3, 2), ("d", "SVD 4", 13, 9, 2)]  # fmt: skip
+    errors = pd.DataFrame(depths, columns=["split", "who", "query_depth", "key_depth", "n"]).assign(head="L1.H0")
+    return core_lens.Illusions(ProxyComparison(questions, answers, divergence), table, errors)
+
+
+def test_illusions_tables_by_hand():
+    study = illusions_study()
+    found = script("illusions_dyck").run(study)
+    assert found["agreement"].tolist() == [100, 50] and [*found.columns] == ["agreement", "a", "b", "c", "d"]
+    assert found.loc["SVD 4"].tolist()[1:] == ["50.0*", "0.0 ", "0.0 ", "0.0 "]
+    depths = script("illusions_dyck").depths(study, "L1.H0")
+    assert depths.loc["model", ("iid", "to 10")] == 75 and depths.loc["model", ("d", "deeper")] == 20
+    assert depths.loc["SVD 4", [("d", "to 10"), ("d", "deeper")]].tolist() == [100, 0]
+    table = script("illusions_heuristics").run(study, ["iid", "c", "a"])
+    assert [*table.columns] == ["agreement on iid", "c", "a"] and table.loc["SVD 4"].tolist() == [100, 0, 50]
+    assert script("illusions_code").run(study)["iid"].tolist() == [100, 50]
+
+
+def test_code_agreement_by_kind_of_character():
+    study = illusions_study()
+    kinds = np.tile(["other", "new words"], 20)
+    questions = study.comparison.questions.assign(kind=kinds)
+    questions["split"] = questions["split"].replace({"a": "iid, new words"})
+    comparison = ProxyComparison(questions, study.comparison.answers, study.comparison.divergence)
+    table = script("illusions_code").kinds(core_lens.Illusions(comparison, study.proxies))
+    assert set(table.index) == {(split, kind) for split in ("iid", "b", "c", "d") for kind in ("other", "new words")}
+    assert table.loc[("b", "new words")].to_dict() == {"SVD 4": 100, "one-hot": 0, "model_is_right": 100}
+
+
+def test_a_finished_illusions_study_is_read(monkeypatch, folder, tmp_path):
+    monkeypatch.chdir(folder)
+    args = arguments(monkeypatch, run="runs/illusions-{model}")
+    assert len(scripts.find_illusions(args, "lab").proxies) == 11
+    called = []
+    monkeypatch.setattr(scripts, "illusions", lambda *given, **more: called.append((given, more)))
+    scripts.find_illusions(arguments(monkeypatch, "--run none", model="dyck"), "dyck", seeds=0)
+    assert called == [(("dyck", Path("none")), {"model": None, "max_examples": 500, "seeds": 0})]
+
+
+def test_omitted_arguments_are_unknown(monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        arguments(monkeypatch, "--preset paper", omit=["preset"])
+    assert "--preset" in capsys.readouterr().err
 
 
 def test_the_readmes_picture_shows_the_saved_predictions(core):
@@ -487,9 +552,9 @@ def test_the_readmes_picture_shows_the_saved_predictions(core):
 # What they share
 
 
-def arguments(monkeypatch, line="", **more):
+def arguments(monkeypatch, line="", omit=(), **more):
     monkeypatch.setattr(sys, "argv", ["script", *line.split()])
-    return scripts.arguments("What?", **more)
+    return scripts.arguments("What?", omit, **more)
 
 
 def test_arguments_take_the_scripts_own(monkeypatch):
@@ -603,6 +668,9 @@ def test_the_command_on_the_lab_runs(command, folder, monkeypatch, capsys):
         "figure_9_patterns": "pretrained",
         "figure_10_training": "Embed-Verb",
         "figure_13_rank_correlation": "rho_p_within_layers",
+        "illusions_code": "repeated words",
+        "illusions_dyck": "L1.H0 looks at the right depth",
+        "illusions_heuristics": "overestimates",
         "lottery_scores": "s-good",
         "lottery_survival": "all tasks",
         "lottery_stability": "kappa",

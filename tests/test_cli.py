@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from builders import frame
-from core_lens import Core
+from core_lens import Core, Illusions
 from core_lens.cli import main
 from tiny_models import tiny_model, tiny_tokenizer
 
@@ -140,6 +140,20 @@ def test_ctrl_c_ends_cleanly_and_the_run_continues(here, tmp_path):
     subprocess.run([sys.executable, "-m", "core_lens", *words], check=True, capture_output=True, env={**os.environ})
     assert len(Core.load(run).subnetworks) == 25
     assert json.loads((run / "run.json").read_text())["format"] == 1
+
+
+def test_illusions_prints_its_tables(tmp_path, capsys):
+    args = ["illusions", "lab", "--out", str(tmp_path / "i"), "--seeds", "0", "--svd", "4", "8", "--k-means", "2"]
+    args += ["--max-examples", "10", "--splits", "dev", "Prep"]
+    assert main(args) == 0
+    said = capsys.readouterr().out
+    assert "agreement with the model (%)" in said and "SVD 8" in said and "Embed-If" not in said
+    assert (tmp_path / "i" / "results" / "curves.png").is_file()
+    assert Illusions.load(tmp_path / "i").comparison.splits == ["dev", "Prep", "Prep-entailed"]
+    assert main([*args, "--others", "Java=src"]) == 0  # finished: it is read
+    with pytest.raises(SystemExit):
+        main([*args, "--others", "Java"])
+    assert "write it like Java=src/java" in capsys.readouterr().err
 
 
 def test_lottery_prints_its_tables(tmp_path, capsys):

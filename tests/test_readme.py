@@ -42,7 +42,15 @@ def test_the_python_blocks_run_one_after_the_other(tmp_path):
 @pytest.mark.slow
 def test_the_shell_commands_run_one_after_the_other(tmp_path):
     lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("core-lens ")]
-    assert {line.split()[1] for line in lines} == {"find-core", "show", "report", "evaluate", "finetune", "lottery"}
+    assert {line.split()[1] for line in lines} == {
+        "find-core",
+        "show",
+        "report",
+        "evaluate",
+        "finetune",
+        "lottery",
+        "illusions",
+    }
     for line in lines:
         assert run(shlex.split(line), tmp_path)
 
@@ -91,6 +99,7 @@ def test_a_built_wheel_brings_the_lab(tmp_path):
     code = (
         "import core_lens, pathlib; assert 'site' in pathlib.Path(core_lens.__file__).parts, core_lens.__file__;"
         "step = core_lens.lab.checkpoint_steps()[0]; core_lens.load_model(core_lens.lab.checkpoint(step));"
+        "core_lens.dyck.load_model(); core_lens.maps.load_network();"
         "print(len(core_lens.load_task('lab').splits), core_lens.model_info(core_lens.load_model('lab-gpt2')).is_decoder)"
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}

@@ -4,7 +4,7 @@ import core_lens
 core = core_lens.find_core("lab", task="lab")
 """
 
-from . import dyck, lab, simplify, stability, tickets
+from . import code, dyck, lab, simplify, stability, tickets
 from .ablation import MeanActivations, MeanFitter, ResampleActivations, ZeroActivations, fit_means
 from .api import find_core
 from .comparison import compare_cores
@@ -20,6 +20,7 @@ from .generalization import compare_proxies, generalization_gap
 from .head_maps import classify_maps
 from .heads import attention_patterns, classify_heads
 from .hooked import load_language_model, load_model, model_info
+from .illusions import Illusions, illusions
 from .interactions import (
     ablate,
     ablation_table,
@@ -48,6 +49,7 @@ __all__ = [
     "FineTuned",
     "Gates",
     "HardConcretePruner",
+    "Illusions",
     "ImportancePruner",
     "Lottery",
     "MagnitudePruner",
@@ -66,6 +68,7 @@ __all__ = [
     "attention_patterns",
     "classify_heads",
     "classify_maps",
+    "code",
     "compare_cores",
     "compare_proxies",
     "core_alone",
@@ -76,6 +79,7 @@ __all__ = [
     "finetune",
     "fit_means",
     "generalization_gap",
+    "illusions",
     "inject",
     "interaction",
     "interaction_map",

@@ -17,6 +17,7 @@ from .core import Core
 from .errors import CoreLensError, CoreLensWarning
 from .evaluate import evaluate
 from .finetune import finetune
+from .illusions import K_MEANS, SPARSITIES, illusions
 from .lottery import lottery
 from .plan import plan
 from .pruners import PRUNERS, HardConcretePruner
@@ -101,6 +102,29 @@ def _parser() -> argparse.ArgumentParser:
     study.add_argument("--data-dir", type=Path, metavar="FOLDER", help="the tasks' files, a folder for each task")
     study.add_argument("--device", help="cpu, cuda, mps (the best there is)")
 
+    gap = _command(commands, "illusions", "simplified models in and out of distribution, at all strengths", _illusions)
+    gap.add_argument("what", help=f"dyck, code, or a classifier's task: {', '.join([*CORPORA, 'lab'])}")
+    gap.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="continues an interrupted study")
+    gap.add_argument("--model", help="hub id or local folder (dyck: the package's; code: trained here; a task: lab)")
+    gap.add_argument(
+        "--run", dest="subnetworks", type=Path, metavar="RUN", help="take the subnetworks of this run of find-core"
+    )
+    gap.add_argument("--sparsity", type=float, nargs="+", default=SPARSITIES, metavar="S", help="else of those found")
+    gap.add_argument("--seeds", type=int, default=2, help="subnetworks found per sparsity; 0 for none")
+    gap.add_argument("--svd", type=int, nargs="+", metavar="K", help="ranks (powers of 2)")
+    gap.add_argument("--k-means", type=int, nargs="+", default=K_MEANS, metavar="K", help="numbers of clusters")
+    gap.add_argument("--max-examples", type=int, default=1000, metavar="N", help="examples or sequences of each split")
+    gap.add_argument("--folder", type=Path, help="of source files to train on, for code (Python's standard library)")
+    gap.add_argument(
+        "--others", type=_named_folder, nargs="+", metavar="NAME=FOLDER", help="other source files (what is found here)"
+    )
+    gap.add_argument("--steps", type=int, default=4000, help="of the training of the code model")
+    gap.add_argument("--splits", nargs="+", metavar="SPLIT", help="of a task (all in- and out-of-domain splits)")
+    gap.add_argument("--data-dir", type=Path, metavar="FOLDER", help="the task's files, instead of the hub's")
+    gap.add_argument("--tokenizer", metavar="PATH", help="where the tokenizer is, if not beside the model")
+    gap.add_argument("--label-map", type=_json, metavar="JSON", help='like {"LABEL_0": "entailment", ...}')
+    gap.add_argument("--device", help="cpu, cuda, mps (the best there is)")
+
     demo = _command(commands, "demo", "find the core of the model that comes with the package", _demo)
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="FOLDER")
     demo.add_argument("--seeds", type=int, default=5, help="subnetworks per sparsity")
@@ -153,6 +177,13 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f'{text!r} is not JSON; write it like {{"LABEL_0": "entailment"}}') from None
+
+
+def _named_folder(text: str) -> tuple[str, Path]:
+    name, _, folder = text.partition("=")
+    if not name or not folder:
+        raise argparse.ArgumentTypeError(f"{text!r} is no name and folder: write it like Java=src/java")
+    return name, Path(folder)
 
 
 def _whole_or_all(text: str) -> int | None:
@@ -253,6 +284,18 @@ def _lottery(a: Any) -> None:
     files = result.write(a.out / "results")
     print(f"\nthe tables and pictures are in {files[0].parent}: {', '.join(path.name for path in files)}")
     print(f"the tickets are in {a.out}; read all of it again with core_lens.Lottery.load({str(a.out)!r})")
+
+
+def _illusions(a: Any) -> None:
+    result = illusions(
+        a.what, a.out, model=a.model, run=a.subnetworks, svd=a.svd, k_means=a.k_means, sparsities=a.sparsity, seeds=a.seeds,
+        max_examples=a.max_examples, folder=a.folder, others=None if a.others is None else dict(a.others), steps=a.steps,
+        splits=a.splits, data_dir=a.data_dir, tokenizer=a.tokenizer, label_map=a.label_map, device=a.device,
+    )  # fmt: skip
+    print(result)
+    files = result.write(a.out / "results")
+    print(f"\nthe tables and pictures are in {files[0].parent}: {', '.join(path.name for path in files)}")
+    print(f"read all of it again with core_lens.Illusions.load({str(a.out)!r})")
 
 
 def _demo(args: argparse.Namespace) -> None:

@@ -18,32 +18,38 @@ from .api import find_core
 from .core import Core
 from .errors import CoreLensError, TaskError
 from .hooked import load_model
+from .illusions import Illusions, illusions
 from .lottery import Lottery, lottery
 from .pruners import HardConcretePruner, named_pruner
 from .tasks import Role, Task, load_task
 
 
-def arguments(doc: str | None, **more: Any) -> argparse.Namespace:
+def arguments(doc: str | None, omit: Sequence[str] = (), **more: Any) -> argparse.Namespace:
     """Read the command line of a script on one model.
 
         args = scripts.arguments(__doc__, seeds=3, pretrained=None)
 
     Args:
         doc: the script's docstring.
+        omit: arguments below that mean nothing to the script.
         **more: other defaults for the arguments below, and the script's own arguments with theirs; a default that is a
             number takes such a number, a tuple takes several words.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("model", nargs="?", default="lab", help="hub id, local folder, lab or lab-gpt2")
+    parser.add_argument("model", nargs="?", default="lab", help="hub id, local folder, or a model of the package")
+
+    def add(name: str, **options: Any) -> None:
+        if name[2:].replace("-", "_") not in omit:
+            parser.add_argument(name, **options)
+
     add("--task", default="lab")
     add("--data-dir", help="the task's files, instead of the hub's")
     add("--label-map", type=json.loads, help='like {"LABEL_0": "entailment", ...}, where the checkpoint has no names')
-    add("--run", default="runs/{model}", help="folder; a finished run there is read, whatever the next four say")
+    add("--run", default="runs/{model}", help="folder; what is finished there is read, whatever settings are given")
     add("--sparsities", type=float, nargs="+", help="shares of units to remove (the paper's)")
     add("--seeds", type=int, default=5, help="how many (the paper: 12)")
     add("--preset", default="fast", choices=("fast", "paper"))
-    add("--steps", type=int, help="of the pruner (the preset's)")
+    add("--steps", type=int, help="of a pruner or a training that is begun (the default's)")
     add("--splits", nargs="+", help="what to show (all in- and out-of-domain splits)")
     add("--max-examples", type=int, default=500, help="of each split")
     add("--picture", help="file to draw the figure to: .png, .svg or .pdf")
@@ -51,7 +57,9 @@ def arguments(doc: str | None, **more: Any) -> argparse.Namespace:
     for name, default in more.items():
         if name not in known:
             kind = type(default) if isinstance(default, int | float) else str
-            add(f"--{name.replace('_', '-')}", type=kind, nargs="+" if isinstance(default, tuple) else None)
+            parser.add_argument(
+                f"--{name.replace('_', '-')}", type=kind, nargs="+" if isinstance(default, tuple) else None
+            )
     parser.set_defaults(**more)
     args = parser.parse_args()
     place = Path(args.model)
@@ -122,12 +130,14 @@ def find_run(args: argparse.Namespace, model: TransformerBridge, task: Task, spl
 
 
 def find_lottery(args: argparse.Namespace) -> Lottery:
-    """The lottery study in the folder `args.run`; for the lab, a small one is made there where there is none.
+    """The lottery study in the folder `args.run`; for the lab, a small one is made (or continued) there.
 
     Raises:
-        CoreLensError: no study is there and the model is none of the lab's, or nothing of it is finished.
+        CoreLensError: no study is there and the model is none of the lab's, or nothing of it is finished, or an unfinished one
+            of the lab has other settings.
     """
-    if args.model == "lab" and not (args.run / "lottery.json").is_file():
+    begun = [place for place in args.run.glob("*/seed-*") if not (place / "scores.parquet").is_file()]
+    if args.model == "lab" and (begun or not (args.run / "lottery.json").is_file()):
         settings = {"steps": args.steps or 500, "learning_rate": 4e-4}
         return lottery(
             "lab-pretrained", ["lab"], args.run, seeds=args.seeds, max_examples=args.max_examples, **settings
@@ -136,6 +146,25 @@ def find_lottery(args: argparse.Namespace) -> Lottery:
     seeds = max(map(len, study.good.values()))
     print(f"{args.run} is read: {', '.join(study.good)}, {seeds} seeds", file=sys.stderr)
     return study
+
+
+def find_illusions(args: argparse.Namespace, what: str, **settings: Any) -> Illusions:
+    """The study of simplified models in the folder `args.run`; made there (or continued) where it is not finished.
+
+    Args:
+        args: from `arguments`.
+        what: `dyck`, `code` or a task; a model of the same name is the study's own default.
+        **settings: of `core_lens.illusions`.
+
+    Raises:
+        CoreLensError: as `core_lens.illusions`.
+    """
+    if Illusions.is_finished(args.run):
+        study = Illusions.load(args.run)
+        print(f"{args.run} is read: {len(study.proxies)} simplified models", file=sys.stderr)
+        return study
+    model = None if args.model == what else args.model
+    return illusions(what, args.run, model=model, max_examples=args.max_examples, **settings)
 
 
 def checkpoints(model: str, every: int = 1) -> dict[int, Path]:

@@ -7,7 +7,7 @@ The picture is of the curves, with --depths of where the head looks.
 
 import pandas as pd
 
-from core_lens import Illusions, scripts
+from core_lens import CoreLensError, Illusions, scripts
 from core_lens.viz import illusions, plots
 
 
@@ -19,6 +19,8 @@ def run(study: Illusions) -> pd.DataFrame:
 def depths(study: Illusions, head: str, deepest: int = 10) -> pd.DataFrame:
     """Share of closing brackets at which the head looks most at a key of the bracket's own depth, in percent."""
     table = study.errors[study.errors["head"] == head]
+    if table.empty:
+        raise CoreLensError(f"head={head!r}: the model has {', '.join(study.errors['head'].unique())}.")
     right = table["n"].where(table["key_depth"] == table["query_depth"], 0)
     where = pd.Series(table["query_depth"] > deepest, name="where").map({True: "deeper", False: f"to {deepest}"})
     counts = table.assign(right=right).groupby([table["who"], table["split"], where], sort=False)[["right", "n"]].sum()

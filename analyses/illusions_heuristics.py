@@ -6,7 +6,7 @@ subnetworks, side by side in one table.
 
 import pandas as pd
 
-from core_lens import Illusions, scripts
+from core_lens import CoreLensError, Illusions, scripts
 from core_lens.viz import illusions, plots
 
 
@@ -25,6 +25,8 @@ if __name__ == "__main__":
     study = scripts.find_illusions(args, args.task, **settings)
     names = [split for split in study.comparison.splits if not split.endswith("-entailed")]
     splits = args.splits or names
+    if unknown := [split for split in splits if split not in study.comparison.splits]:
+        raise CoreLensError(f"the study has no split {unknown[0]!r}: {', '.join(study.comparison.splits)}.")
     table, marked = run(study, splits), study.marked()
     shown = table.round(1).astype(str)
     for split in table.columns[1:]:

@@ -533,6 +533,9 @@ def test_a_finished_illusions_study_is_read(monkeypatch, folder, tmp_path):
     monkeypatch.setattr(scripts, "illusions", lambda *given, **more: called.append((given, more)))
     scripts.find_illusions(arguments(monkeypatch, "--run none", model="dyck"), "dyck", seeds=0)
     assert called == [(("dyck", Path("none")), {"model": None, "max_examples": 500, "seeds": 0})]
+    for line, what in (("dyck", "dyck"), ("lab-gpt2", "lab"), ("lab", "mnli")):
+        with pytest.raises(core_lens.CoreLensError, match="is a study of lab on lab, not of"):
+            scripts.find_illusions(arguments(monkeypatch, f"{line} --run runs/illusions-lab"), what)
 
 
 def test_omitted_arguments_are_unknown(monkeypatch, capsys):

@@ -150,7 +150,9 @@ def test_illusions_prints_its_tables(tmp_path, capsys):
     assert "agreement with the model (%)" in said and "SVD 8" in said and "Embed-If" not in said
     assert (tmp_path / "i" / "results" / "curves.png").is_file()
     assert Illusions.load(tmp_path / "i").comparison.splits == ["dev", "Prep", "Prep-entailed"]
-    assert main([*args, "--others", "Java=src"]) == 0  # finished: it is read
+    assert main(args) == 0  # finished: it is read
+    assert main([*args, "--others", "Java=src"]) == 1
+    assert "others= means nothing to 'lab'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*args, "--others", "Java"])
     assert "write it like Java=src/java" in capsys.readouterr().err

@@ -92,6 +92,10 @@ def test_nothing_asked_is_trained_on(folders):
     ({"n": 0}, "n=0"),
     ({"held_out": 1.0}, "held_out=1.0"),
     ({"others": {"Python again": "python"}, "held_out": 0.3}, None),
+    ({"others": {"Python": "c"}, "held_out": 0.3}, "others has 'Python', which is the name of a split already"),
+    ({"others": {"Python, new words": "c"}, "held_out": 0.3}, "which is the name of a split"),
+    ({"seed": -1}, "seed=-1"),
+    ({"held_out": "a"}, "held_out='a'"),
     ({"others": {"Nothing": "empty"}}, "has no source files"),
 ])  # fmt: skip
 def test_mistakes_are_named(folders, change, message):

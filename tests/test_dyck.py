@@ -212,6 +212,8 @@ def test_making_it(tmp_path, monkeypatch, capsys, data):
     ("call", "message"),
     [
         (lambda: dyck.Dyck(k=0), "k=0 must be"),
+        (lambda: dyck.completions({}, n=0), "n=0 must be"),
+        (lambda: dyck.completions(dyck.splits(3, 3, n_train=50, n_test=5, max_length=40)), "none of Dyck with k=20"),
         (lambda: dyck.Dyck(max_length=2), "max_length=2 must be"),
         (lambda: dyck.splits(n_train=0), "n_train=0 must be"),
         (lambda: dyck.splits(k=1, m=1, n_train=3000, n_test=300, max_length=8), "belong to 'iid'"),

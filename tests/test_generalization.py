@@ -1,5 +1,7 @@
 """The generalisation gap: figures by hand, divergence against scipy, verdicts on made answers, both kinds of model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,12 +20,12 @@ from core_lens.generalization import (
     compare_proxies,
     generalization_gap,
 )
-from core_lens.hooked import batches, encode, load_language_model, logits, model_info
+from core_lens.hooked import batches, encode, load_language_model, load_model, logits, model_info
 from core_lens.intervals import bootstrap, bootstrap_draws, interval
 from core_lens.simplify import SVD, KMeans, OneHot
 from core_lens.subnetwork import Subnetwork
 from test_simplify import SEQUENCES, patterns_of
-from tiny_models import tiny_language_model
+from tiny_models import tiny_language_model, tiny_model
 
 TASK = random_task(30)
 
@@ -65,7 +67,7 @@ def comparison(inside, outside, gold_inside=None, gold_outside=None, n=400):
     gold = np.concatenate(
         [ones(1 if gold_inside is None else gold_inside), ones(1 if gold_outside is None else gold_outside)]
     )
-    questions = pd.DataFrame({"split": np.repeat(["in", "out"], n), "cluster": np.tile(np.arange(n), 2), "gold": gold})
+    questions = pd.DataFrame({"split": np.repeat(["in", "out"], n), "cluster": np.arange(2 * n), "gold": gold})
     answers = pd.DataFrame({"model": 1, "proxy": np.concatenate([ones(inside), ones(outside)])})
     divergence = pd.DataFrame(
         {"split": ["in", "in", "out"], "proxy": "proxy", "L0.H0": [0.1, 0.3, 0.5], "L0.H1": [0.3, 0.5, 0.7]}
@@ -99,6 +101,83 @@ def test_the_table_by_hand():
 ])  # fmt: skip
 def test_verdicts(inside, outside, gold, verdict):
     assert comparison(inside, outside, gold_outside=gold).gaps()["verdict"].iloc[1] == verdict
+
+
+def test_clusters_of_both_splits_are_drawn_together():
+    """Sequences whose questions differ in difficulty, and a split that holds every second question of each of them."""
+    rng = np.random.default_rng(0)
+    ease = rng.beta(1, 1, size=200)
+    same = (rng.random((200, 40)) < ease[:, None]).astype(int)
+    cluster, split = np.repeat(np.arange(200), 40), "whole"
+    questions = pd.DataFrame({"split": split, "cluster": cluster, "gold": 1})
+    half = np.tile([True, False], 4000)
+    both = pd.concat(
+        [questions, questions[half].assign(split="half"), questions.assign(split="copy")], ignore_index=True
+    )
+    said = np.concatenate([same.ravel(), same.ravel()[half], same.ravel()])
+    divergence = pd.DataFrame({"split": ["whole", "half", "copy"], "proxy": "proxy", "L0.H0": 0.1})
+    table = ProxyComparison(both, pd.DataFrame({"model": 1, "proxy": said}), divergence).gaps().set_index("split")
+    assert table.loc["copy", ["gap", "low", "high"]].tolist() == [0, 0, 0]
+    # The difference of a sequence's two means, whose spread over sequences gives the error.
+    each = same.mean(axis=1) - same[:, ::2].mean(axis=1)
+    row = table.loc["half"]
+    assert row["gap"] == pytest.approx(each.mean())
+    assert row["high"] - row["low"] == pytest.approx(2 * 1.96 * each.std() / 200**0.5, rel=0.1)
+
+
+def test_labels_that_a_split_counts_as_one_are_one_on_both_sides():
+    """The same examples as dev, with two labels collapsed: no gap, whatever the proxy confuses."""
+    collapse = {"neutral": "non-entailment", "contradiction": "non-entailment"}
+    dev = TASK.split("dev")
+    copy = replace(
+        dev, name="copy", role="ood", collapse=collapse, data=dev.data.assign(label=dev.data["label"].replace(collapse))
+    )
+    task = replace(TASK, splits=(TASK.split("train"), dev, copy))
+    model = hooked("llama")
+    table = generalization_gap(model, KMeans(1).fit(model, task), task).set_index("split")
+    assert table.loc["dev", "agreement"] < table.loc["copy", "agreement"]  # what it confuses is one label there
+    assert table.loc["copy", ["gap", "low", "high"]].tolist() == [0, 0, 0]
+
+
+def test_one_cluster_says_nothing():
+    made = comparison(0.5, 0.5)
+    one = ProxyComparison(made.questions.assign(cluster=0), made.answers, made.divergence).gaps()
+    assert one["low"].isna().tolist() == [False, True]
+    assert one["verdict"].tolist() == ["as good, other predictions"] * 2  # no interval, no difference
+    missing = made.questions.assign(cluster=made.questions["cluster"].where(made.questions["cluster"] % 2 == 0))
+    assert ProxyComparison(missing, made.answers, made.divergence).gaps()["low"].notna().all()
+
+
+def test_bfloat16_models():
+    model = hooked("bert")
+    half = load_model(tiny_model("bert"), tokenizer=model.tokenizer, dtype="bfloat16")
+    table = generalization_gap(half, OneHot().fit(half), TASK, max_examples=8)
+    assert np.isfinite(table["jsd"]).all() and table["jsd"].max() > 0.01
+
+
+def test_comparisons_are_saved_and_joined(tmp_path, language_model):
+    splits = {"first": asked("first"), "second": asked("second", SEQUENCES[:3])}
+    proxies = {"SVD 2": SVD(2).fit(language_model, SEQUENCES), "one-hot": OneHot().fit(language_model)}
+    whole = compare_proxies(language_model, proxies, splits, attended=True)
+    parts = [compare_proxies(language_model, {name: proxy}, splits, attended=True) for name, proxy in proxies.items()]
+    for part, name in zip(parts, ("a", "b")):
+        part.save(tmp_path / name)
+    joined = ProxyComparison.joined([ProxyComparison.load(tmp_path / name) for name in ("a", "b")])
+    pd.testing.assert_frame_equal(joined.gaps(), whole.gaps())
+    pd.testing.assert_frame_equal(joined.attended, whole.attended)
+    with pytest.raises(CoreLensError, match="in two of the comparisons"):
+        ProxyComparison.joined([parts[0], parts[0]])
+    with pytest.raises(CoreLensError, match="same questions"):
+        other = compare_proxies(
+            language_model, {"one-hot": proxies["one-hot"]}, {"first": splits["first"]}, attended=True
+        )
+        ProxyComparison.joined([parts[0], other])
+    with pytest.raises(CoreLensError, match="no comparisons"):
+        ProxyComparison.joined([])
+    for text in ("{}", "[]", '{"files": {}}', "{"):
+        (tmp_path / "a" / "comparison.json").write_text(text)
+        with pytest.raises(CoreLensError, match="damaged"):
+            ProxyComparison.load(tmp_path / "a")
 
 
 def test_as_good_with_other_predictions():

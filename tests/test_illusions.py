@@ -1,6 +1,7 @@
 """The illusions study: the same figures as one comparison, going on after an interruption, and what is drawn."""
 
 import shutil
+import sys
 
 import numpy as np
 import pandas as pd
@@ -11,11 +12,11 @@ from core_lens import Illusions, compare_proxies, dyck, find_core, generalizatio
 from core_lens.completions import read_rows
 from core_lens.errors import CoreLensError, SavedFileError
 from core_lens.hooked import load_language_model
-from core_lens.illusions import _study
+from core_lens.illusions import _simple, _study
 from core_lens.pruners import RandomPruner
 from core_lens.simplify import SVD, AveragePattern, KMeans, OneHot
 from core_lens.viz import illusions as pictures
-from tiny_models import tiny_language_model
+from tiny_models import LABELS, tiny_language_model
 
 TASK = random_task(30)
 SMALL = {"svd": [1, 8], "k_means": [2, 4], "max_examples": 20, "n_examples": 40}
@@ -40,9 +41,9 @@ def brackets(tmp_path_factory):
     data = dyck.splits(3, 3, n_train=300, n_test=40, max_length=60)
     asked = {name: one.sample(15) for name, one in dyck.completions(data, k=3).items()}
     folder = tmp_path_factory.mktemp("brackets")
-    out = folder / "proxies"
-    given = {"svd": [1, 8], "k_means": [4], "max_examples": 15, "n_examples": 50, "batch_size": 16, "language": 3}
-    return folder, asked, model, _study(model, read_rows(model, data["train"], 50), asked, out=out, **given)
+    simple, common = _simple([1, 8], [4], 8, 50), {"max_examples": 15, "n_examples": 50}
+    rows = read_rows(model, data["train"], 50)
+    return folder, asked, model, _study(model, rows, asked, simple, folder, 16, "dyck", common, language=3)
 
 
 def test_the_study_is_one_comparison_of_all(bert, study):
@@ -52,7 +53,7 @@ def test_the_study_is_one_comparison_of_all(bert, study):
         for one in (*(SVD(k, n_examples=40) for k in (1, 8)), *(KMeans(k, n_examples=40) for k in (2, 4)), OneHot())
     }
     proxies["average pattern"] = AveragePattern(n_examples=40).fit(bert, read_rows(bert, TASK, 40))
-    names = [f"subnetwork {100 - round(100 * s.sparsity)}% kept, seed {s.seed}" for s in core.subnetworks]
+    names = [f"subnetwork {s.asked_sparsity}-seed{s.seed}" for s in core.subnetworks]
     proxies |= dict(zip(names, core.subnetworks))
     assert [*found.proxies["proxy"]] == [*proxies]
     expected = generalization_gap(bert, proxies, TASK, max_examples=20)
@@ -108,8 +109,13 @@ def test_it_goes_on_where_it_was(bert, study, tmp_path, monkeypatch):
     again = illusions(TASK, copied, model=bert, run=core, **SMALL)
     assert not fits  # what was there is not done again
     pd.testing.assert_frame_equal(again.gaps, found.gaps)
-    with pytest.raises(CoreLensError, match="another proxies"):
+    with pytest.raises(CoreLensError, match="another simplifications"):
         illusions(TASK, copied, model=bert, run=core, **{**SMALL, "svd": [2]})
+    with pytest.raises(CoreLensError, match="another label_map"):
+        illusions(TASK, copied, model=bert, run=core, label_map={0: LABELS[0], 1: LABELS[2], 2: LABELS[1]}, **SMALL)
+    other = find_core(bert, TASK, [0.3, 0.5], 2, RandomPruner(), max_examples=10, ablation="zero")
+    with pytest.raises(CoreLensError, match="another subnetworks"):
+        illusions(TASK, copied, model=bert, run=other, **SMALL)
     with pytest.raises(CoreLensError, match="another .*weights"):
         illusions(TASK, copied, model=hooked("bert", seed=5), seeds=0, **SMALL)
     file = copied / "proxies" / "SVD" / "answers.parquet"
@@ -152,6 +158,59 @@ def test_code_is_trained_and_studied(tmp_path):
     assert found.comparison.splits == ["Python", "Python, repeated words", "Python, new words", "C"]
     assert (tmp_path / "out" / "training" / "model" / "config.json").is_file()
     assert found.proxies["proxy"].tolist() == ["SVD 1", "k-means 2", "one-hot", "average pattern"]
+    assert (found.what, found.model) == ("code", "model")
+
+
+def test_mistakes_cost_nothing(bert, tmp_path, monkeypatch):
+    """They are found before anything is trained, pruned or claimed, so that the right call can follow in the same folder."""
+    monkeypatch.setattr("core_lens.code.train", lambda *given, **more: pytest.fail("it trains"))
+    monkeypatch.setattr(
+        sys.modules["core_lens.illusions"], "find_core", lambda *given, **more: pytest.fail("it prunes")
+    )
+    calls = [
+        (("code",), {"svd": [64]}, "32 dimensions, fewer than 64"),
+        (("code",), {"k_means": [0]}, "k_means has 0"),
+        (("code",), {"run": "x"}, "run= means nothing to 'code'"),
+        (("code",), {"steps": 0}, "steps=0"),
+        (("dyck",), {"seeds": 0}, "seeds= means nothing to 'dyck'"),
+        (("dyck",), {"folder": "x"}, "folder= means nothing to 'dyck'"),
+        (("dyck",), {"max_examples": None}, "max_examples"),
+        ((TASK,), {"svd": [True]}, "svd has True"),
+        ((TASK,), {"svd": [9]}, "8 dimensions, fewer than 9"),
+        ((TASK,), {"k_means": "4"}, "k_means has '4'"),
+        ((TASK,), {"splits": ["dev", "nowhere"]}, "nowhere"),
+        ((TASK,), {"splits": ["hard"]}, "name an in-domain split too"),
+        ((TASK,), {"steps": 5}, "steps= means nothing to"),
+        ((TASK,), {"run": 5}, "run is a int"),
+        ((TASK,), {"batch_size": None}, "batch_size"),
+    ]
+    for what, settings, message in calls:
+        model = {"model": bert} if what[0] is TASK else {}
+        with pytest.raises(CoreLensError, match=message):
+            illusions(*what, tmp_path / "out", **model, **settings)
+    given = {**SMALL, "svd": 8, "k_means": np.array([2, 2]), "seeds": 0, "splits": "dev"}
+    found = illusions(TASK, tmp_path / "out", model=bert, **given)
+    assert found.proxies["proxy"].tolist() == ["SVD 8", "k-means 2", "one-hot", "average pattern"]
+    assert [path.name for path in found.write(tmp_path / "results")] == [
+        "gaps.csv",
+        "curves.csv",
+        "jsd.csv",
+        "curves.png",
+    ]
+    assert "agreement" in repr(found)
+    with pytest.raises(CoreLensError, match="holds a study without subnetworks"):
+        illusions(TASK, tmp_path / "out", model=bert, **{**given, "seeds": 2})
+    few = illusions(TASK, tmp_path / "few", model=bert, svd=[], k_means=[], seeds=0, max_examples=1)
+    assert [path.name for path in few.write(tmp_path / "few" / "r")] == [
+        "gaps.csv",
+        "curves.csv",
+        "jsd.csv",
+        "gaps.png",
+    ]
+    assert not set(few.gaps["verdict"]) & {"underestimates", "overestimates"}  # one example says nothing
+    (tmp_path / "few" / "proxies" / "illusions.json").write_text("{}")
+    with pytest.raises(SavedFileError, match="illusions.json is damaged"):
+        Illusions.load(tmp_path / "few")
 
 
 def panels(figure):
@@ -204,6 +263,8 @@ def test_bars_are_the_gaps_in_the_colours_of_verdicts():
     assert list(panels(pictures.gap_bars(table, ["B", "A"]))) == ["B", "A"]
     with pytest.raises(CoreLensError, match="no proxy 'C'"):
         pictures.gap_bars(table, ["C"])
+    with pytest.raises(CoreLensError, match="twice on one split"):
+        pictures.gap_bars(pd.concat([table, table]))
     with pytest.raises(CoreLensError, match="nothing to draw"):
         pictures.gap_bars(table[table["split"] == "in"])
 
@@ -220,3 +281,11 @@ def test_maps_show_shares_by_depth():
     assert np.allclose(panels(figure)["SVD 1"].images[0].get_array()[0], [1, 0, 0, 0])
     with pytest.raises(CoreLensError, match="no who 'SVD 2'"):
         pictures.depth_maps(table, "deep", ["SVD 2"], "L1.H0")
+    with pytest.raises(CoreLensError, match="who is empty"):
+        pictures.depth_maps(table, "deep", [], "L1.H0")
+    # Of several heads only the one asked for is drawn.
+    two = pd.concat([table.assign(head="L1.H0"), table.assign(head="L0.H0", share=0.5)])
+    drawn = panels(pictures.depth_maps(two, "deep", ["model"], "L1.H0"))["model"].images[0].get_array()
+    assert np.allclose(drawn[0], [0.25, 0.75, 0, 0])
+    with pytest.raises(CoreLensError, match="no head 'L9.H9'"):
+        pictures.depth_maps(two, "deep", ["model"], "L9.H9")

@@ -7,7 +7,7 @@ import core_lens
 
 ROOT = Path(core_lens.__file__).parent
 FLOORS = {
-    "errors": 0, "components": 0, "hard_concrete": 0, "intervals": 0, "files": 0, "metrics": 0,
+    "errors": 0, "components": 0, "hard_concrete": 0, "intervals": 0, "files": 0, "metrics": 0, "workers": 1,
     "tasks": 1, "lab": 1, "hooked": 1, "maps": 1,
     "ablation": 2, "gates": 2, "subnetwork": 2, "selection": 2, "weight_mask": 2, "completions": 2, "training": 2,
     "pruners": 3, "magnitude": 3, "tickets": 3, "evaluate": 3, "finetune": 3,
@@ -15,7 +15,8 @@ FLOORS = {
     "overlap": 4, "core": 4, "heads": 4, "head_maps": 4, "ablation_runs": 4, "interactions": 4, "effective_size": 4,
     "generalization": 4,
     "comparison": 5, "plan": 5, "viz": 5, "dyck": 5, "code": 5,
-    "report": 6, "api": 6, "lottery": 6, "illusions": 7, "scripts": 8, "cli": 8, "__init__": 9, "__main__": 9,
+    "runs": 6, "report": 6, "api": 6, "lottery": 6, "illusions": 7, "sweep": 7,
+    "scripts": 8, "cli": 8, "__init__": 9, "__main__": 9,
 }  # fmt: skip
 LATE = {
     ("tasks", "lab"),

@@ -8,6 +8,7 @@ from core_lens.completions import token_rows
 from core_lens.errors import CoreLensError
 from core_lens.language_model import _Order, _padded, small_gpt2, train_language_model
 from core_lens.training import Rows
+from tiny_models import tiny_model
 
 RNG = np.random.default_rng(0)
 SEQUENCES = [RNG.integers(0, 9, size=n) for n in RNG.integers(2, 30, size=70)]
@@ -81,6 +82,8 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(tmp_path):
 @pytest.mark.parametrize(("changed", "message"), [
     ({"steps": 0}, "steps=0"),
     ({"learning_rate": 0.0}, "learning_rate=0.0"),
+    ({"adam_epsilon": -1.0}, "adam_epsilon=-1.0"),
+    ({"seed": -1}, "seed=-1"),
     ({"device": "abacus"}, "device='abacus'"),
 ])  # fmt: skip
 def test_mistakes_leave_no_folder(tmp_path, changed, message):
@@ -94,3 +97,15 @@ def test_sequences_the_model_cannot_read(tmp_path):
         train_language_model(new_model(), token_rows([np.zeros(33, dtype=int)]), tmp_path / "out", **SETTINGS)
     with pytest.raises(CoreLensError, match="token id 9"):
         train_language_model(new_model(), token_rows([np.array([1, 9])]), tmp_path / "out", **SETTINGS)
+    with pytest.raises(CoreLensError, match="token id -1"):
+        train_language_model(new_model(), token_rows([np.array([1, -1])]), tmp_path / "out", **SETTINGS)
+    with pytest.raises(CoreLensError, match="BertForSequenceClassification is no language model"):
+        train_language_model(tiny_model("bert"), token_rows(SEQUENCES), tmp_path / "out", **SETTINGS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_weights_to_start_from_are_another_training(tmp_path):
+    train_language_model(new_model(), token_rows(SEQUENCES), tmp_path / "out", **SETTINGS)
+    other = small_gpt2(9, n_layers=1, n_heads=2, d_model=8, length=32, seed=1)
+    with pytest.raises(CoreLensError, match="another weights"):
+        train_language_model(other, token_rows(SEQUENCES), tmp_path / "out", **SETTINGS)

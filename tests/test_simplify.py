@@ -293,6 +293,13 @@ def test_completions_ask_for_what_is_there():
     assert len(part.encoded) == 1
     assert set(part.asked["row"]) == {0}
     assert part.gold.tolist() in ([2], [4, 11])
+    whole = one.sample(None)  # without the sequence that nothing is asked of
+    assert len(whole.encoded) == 2 and whole.gold.tolist() == one.gold.tolist()
+    assert whole.encoded.row(1) == SEQUENCES[2]
+    with pytest.raises(CoreLensError, match="n=0"):
+        one.sample(0)
+    with pytest.raises(CoreLensError, match="row must hold whole numbers, and is float64"):
+        Completions.of("some", SEQUENCES, asked.astype({"row": float}))
     for row, position in ((0, 0), (0, 5), (3, 1), (-1, 1)):
         with pytest.raises(CoreLensError, match=f"asks for token {position} of sequence {row}"):
             Completions.of("some", SEQUENCES, pd.DataFrame({"row": [row], "position": [position]}))

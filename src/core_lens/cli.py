@@ -17,7 +17,7 @@ from .core import Core
 from .errors import CoreLensError, CoreLensWarning
 from .evaluate import evaluate
 from .finetune import finetune
-from .illusions import K_MEANS, SPARSITIES, illusions
+from .illusions import K_MEANS, illusions
 from .lottery import lottery
 from .plan import plan
 from .pruners import PRUNERS, HardConcretePruner
@@ -109,8 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     gap.add_argument(
         "--run", dest="subnetworks", type=Path, metavar="RUN", help="take the subnetworks of this run of find-core"
     )
-    gap.add_argument("--sparsity", type=float, nargs="+", default=SPARSITIES, metavar="S", help="else of those found")
-    gap.add_argument("--seeds", type=int, default=2, help="subnetworks found per sparsity; 0 for none")
+    gap.add_argument("--sparsity", type=float, nargs="+", metavar="S", help="else of those found (.3 .5 .7)")
+    gap.add_argument("--seeds", type=int, help="subnetworks found per sparsity (2); 0 for none")
     gap.add_argument("--svd", type=int, nargs="+", metavar="K", help="ranks (powers of 2)")
     gap.add_argument("--k-means", type=int, nargs="+", default=K_MEANS, metavar="K", help="numbers of clusters")
     gap.add_argument("--max-examples", type=int, default=1000, metavar="N", help="examples or sequences of each split")
@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     gap.add_argument(
         "--others", type=_named_folder, nargs="+", metavar="NAME=FOLDER", help="other source files (what is found here)"
     )
-    gap.add_argument("--steps", type=int, default=4000, help="of the training of the code model")
+    gap.add_argument("--steps", type=int, help="of the training of the code model (4000)")
     gap.add_argument("--splits", nargs="+", metavar="SPLIT", help="of a task (all in- and out-of-domain splits)")
     gap.add_argument("--data-dir", type=Path, metavar="FOLDER", help="the task's files, instead of the hub's")
     gap.add_argument("--tokenizer", metavar="PATH", help="where the tokenizer is, if not beside the model")
@@ -287,6 +287,8 @@ def _lottery(a: Any) -> None:
 
 
 def _illusions(a: Any) -> None:
+    if a.others is not None and len(dict(a.others)) < len(a.others):
+        raise CoreLensError(f"--others names {', '.join(name for name, _ in a.others)}: give each another name.")
     result = illusions(
         a.what, a.out, model=a.model, run=a.subnetworks, svd=a.svd, k_means=a.k_means, sparsities=a.sparsity, seeds=a.seeds,
         max_examples=a.max_examples, folder=a.folder, others=None if a.others is None else dict(a.others), steps=a.steps,

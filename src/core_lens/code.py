@@ -22,6 +22,7 @@ from jaxtyping import Int
 
 from .completions import Completions, token_rows
 from .errors import CoreLensError
+from .evaluate import check_numbers
 from .language_model import small_gpt2, train_language_model
 
 CHARACTERS = "\t\n" + "".join(map(chr, range(32, 127)))
@@ -29,6 +30,8 @@ CHARACTERS = "\t\n" + "".join(map(chr, range(32, 127)))
 OTHER = len(CHARACTERS)
 LENGTH = 256
 """Characters of a sequence."""
+HEADS, D_HEAD = 4, 32
+"""Of each of the two layers of the model that `train` makes."""
 LANGUAGES = {
     "Python": (".py",), "C and C++": (".c", ".h", ".cc", ".cpp", ".hh", ".hpp"), "JavaScript": (".js", ".mjs"),
     "TypeScript": (".ts",), "Perl": (".pl", ".pm"), "Java": (".java",), "Ruby": (".rb",), "PHP": (".php",), "Go": (".go",),
@@ -88,9 +91,10 @@ def splits(
     Raises:
         CoreLensError: too few files, or a folder that is none.
     """
-    if not isinstance(n, int) or n < 1:
-        raise CoreLensError(f"n={n!r} must be a whole number of at least 1.")
-    if not 0 < held_out < 1:
+    check_numbers(n=n)
+    if not isinstance(seed, int) or seed < 0:
+        raise CoreLensError(f"seed={seed!r} must be a whole number of at least 0.")
+    if not isinstance(held_out, int | float) or not 0 < held_out < 1:
         raise CoreLensError(f"held_out={held_out!r} must be between 0 and 1, both excluded.")
     root = Path(sysconfig.get_paths()["stdlib"]) if folder is None else Path(folder)
     language, files = _main_language(root)
@@ -102,9 +106,18 @@ def splits(
             f"{root} has {len(parts)} files and folders with {language} in them: with held_out={held_out} none are left to "
             "train on or to test on; choose a folder with more."
         )
+    taken_names = {language, f"{language}, {REPEATED}", f"{language}, {NEW}"}
+    if others is not None and not isinstance(others, Mapping):
+        raise CoreLensError(f"others={others!r}: pass name -> folder, such as {{'Java': 'src/java'}}.")
+    if bad := [name for name in others or () if name in taken_names or not isinstance(name, str)]:
+        raise CoreLensError(f"others has {bad[0]!r}, which is the name of a split already: choose another one.")
+    if bad := [place for place in (others or {}).values() if not isinstance(place, str | Path)]:
+        raise CoreLensError(f"others has {bad[0]!r}, which is no folder.")
     out = set(rng.permutation(parts)[:n_out])
     inside = [path for path in files if path.relative_to(root).parts[0] not in out]
     train = sequences(inside)
+    if not train:
+        raise CoreLensError(f"{root} has no file of {language} long enough to train on: choose a folder with more.")
     taken = {one.tobytes() for one in train}
     tested = [path for path in files if path.relative_to(root).parts[0] in out]
     found = others if others is not None else _languages_here(language, rng)
@@ -192,7 +205,7 @@ def train(
     Args:
         rows: from `splits`.
         out: folder.
-        steps: about 10 minutes a thousand on one thread of a CPU.
+        steps: about 5 minutes a thousand on one thread of a CPU.
         batch_size: sequences of a step.
         seed: of weights and order.
         device: as in `train_language_model`.
@@ -203,7 +216,8 @@ def train(
     Raises:
         CoreLensError: a value is impossible, or the folder holds another training.
     """
-    model = small_gpt2(OTHER + 1, n_layers=2, n_heads=4, d_model=128, length=LENGTH, seed=seed)
+    check_numbers(steps=steps)
+    model = small_gpt2(OTHER + 1, n_layers=2, n_heads=HEADS, d_model=HEADS * D_HEAD, length=LENGTH, seed=seed)
     settings: dict[str, Any] = {"learning_rate": 2e-3, "warmup_steps": min(200, steps // 10), "weight_decay": 0.01}
     return train_language_model(
         model,
@@ -255,5 +269,5 @@ def _walk(root: Path) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if name not in _LEFT_OUT and not name.startswith("."))
         for name in sorted(names):
             path = Path(place, name)
-            if not path.is_symlink() and path.suffix and path.stat().st_size <= _LARGEST:
+            if path.suffix and not path.is_symlink() and path.is_file() and path.stat().st_size <= _LARGEST:
                 yield path

@@ -41,7 +41,11 @@ class Completions:
     def __post_init__(self) -> None:
         if missing := [column for column in ("row", "position") if column not in self.asked]:
             raise CoreLensError(f"split {self.name!r} does not say the {missing[0]} of the tokens it asks for.")
-        rows, positions = self.asked["row"].to_numpy(), self.asked["position"].to_numpy()
+        for column in ("row", "position"):
+            if len(self.asked) and self.asked[column].dtype.kind not in "iu":
+                kind = self.asked[column].dtype
+                raise CoreLensError(f"split {self.name!r}: {column} must hold whole numbers, and is {kind}.")
+        rows, positions = (self.asked[column].to_numpy(dtype=int) for column in ("row", "position"))
         known = (rows >= 0) & (rows < len(self.encoded))
         lengths = self.encoded.lengths.numpy()[np.where(known, rows, 0)]
         if not (fits := known & (positions > 0) & (positions < lengths)).all():
@@ -71,12 +75,15 @@ class Completions:
         return self.encoded.ids.numpy()[starts[self.asked["row"]] + self.asked["position"].to_numpy()]
 
     def sample(self, n: int | None, seed: int = 0) -> Completions:
-        """At most `n` of the sequences that something is asked of, a fixed random draw."""
-        rows = np.unique(self.asked["row"])
-        if n is None or n >= len(rows):
+        """The sequences that something is asked of, at most `n` of them (all if None), a fixed random draw."""
+        if n is not None and (not isinstance(n, int) or n < 1):
+            raise CoreLensError(f"n={n!r} must be a whole number of at least 1.")
+        rows = kept = np.unique(self.asked["row"])
+        if n is not None and n < len(rows):
+            kept = np.sort(np.random.default_rng(seed).choice(rows, n, replace=False))
+        if len(kept) in (0, len(self.encoded)):
             return self
-        kept = np.sort(np.random.default_rng(seed).choice(rows, n, replace=False))
-        place = pd.Series(np.arange(n), index=kept)
+        place = pd.Series(np.arange(len(kept)), index=kept)
         asked = self.asked[self.asked["row"].isin(kept)]
         asked = asked.assign(row=asked["row"].map(place)).reset_index(drop=True)
         return replace(self, encoded=_chosen(self.encoded, kept), asked=asked)
@@ -98,17 +105,15 @@ def token_rows(sequences: Iterable[ArrayLike], pad_id: int = 0) -> Encoded:
     return Encoded(torch.from_numpy(np.concatenate(rows).astype(np.int32)), None, lengths, pad_id)
 
 
-def check_fit(model: TransformerBridge, rows: Encoded, name: str) -> None:
+def check_fit(model: TransformerBridge, rows: Encoded, name: str, choices: Sequence[int] = ()) -> None:
     """Raise a ModelError unless the model knows all token ids and takes sequences this long; `name` says whose they are."""
     config: Any = model.original_model.config
-    n_tokens, longest = config.vocab_size, config.max_position_embeddings
-    if len(rows) and not 0 <= int(rows.ids.min()) <= int(rows.ids.max()) < n_tokens:
-        bad = next(int(i) for i in (rows.ids.min(), rows.ids.max()) if not 0 <= int(i) < n_tokens)
-        raise ModelError(f"{name} has the token id {bad}; {model_info(model).model_id} knows 0 to {n_tokens - 1}.")
-    if len(rows) and int(rows.lengths.max()) > longest:
-        raise ModelError(
-            f"{name} has a sequence of {int(rows.lengths.max())} tokens; {model_info(model).model_id} takes {longest}: cut it."
-        )
+    n_tokens, longest, who = config.vocab_size, config.max_position_embeddings, model_info(model).model_id
+    used = [*choices, *((int(rows.ids.min()), int(rows.ids.max())) if len(rows) else ())]
+    if bad := [token for token in used if not 0 <= token < n_tokens]:
+        raise ModelError(f"{name} has the token id {bad[0]}; {who} knows 0 to {n_tokens - 1}.")
+    if len(rows) and (length := int(rows.lengths.max())) > longest:
+        raise ModelError(f"{name} has a sequence of {length} tokens; {who} takes {longest}: cut it.")
 
 
 def read_rows(model: TransformerBridge, data: object, n: int | None, seed: int = 0) -> Encoded:

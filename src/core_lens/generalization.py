@@ -9,9 +9,10 @@ agreement in distribution less their agreement on another split is that split's 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from .evaluate import check_numbers
 from .files import check_folder, file_hash, read_json, read_table, write_json, write_table
 from .hooked import Encoded, batches, component_set, encode, logits, model_info
 from .hooked.patterns import watch_patterns
-from .intervals import bootstrap_draws, interval
+from .intervals import bootstrap_difference, bootstrap_draws, interval
 from .simplify import Proxy
 from .tasks import Split, Task, class_order
 
@@ -41,6 +42,7 @@ MODEL = "model"
 MARGIN, CLOSE = 0.01, 0.9
 """Differences of accuracy and agreement up to here count as none; agreement from here on as the same predictions."""
 _DRAWS = 1000
+_TABLES = ("questions", "answers", "divergence", "attended")
 
 
 def generalization_gap(
@@ -71,8 +73,9 @@ def generalization_gap(
     Returns:
         DataFrame, a row per split (and proxy): `agreement` (share of questions that both answer alike), `jsd` (mean
         Jensen-Shannon divergence of the attention of all heads, nats, at most ln 2), the accuracies, `gap` (agreement in
-        distribution less agreement here), its 95 % interval `low`, `high` (bootstrap over clusters of examples, or over
-        sequences), `n` questions, and a `verdict` on what the proxy would say of the model here:
+        distribution less agreement here, with the labels that the split counts as one made one on both sides), its 95 %
+        interval `low`, `high` (bootstrap over clusters of examples, or over sequences), `n` questions, and a `verdict` on
+        what the proxy would say of the model here:
 
         - `underestimates`, `overestimates`: its accuracy is lower or higher than the model's;
         - `as good, other predictions`: it is not, but they agree less than in distribution, or on fewer than 9 in 10;
@@ -104,12 +107,14 @@ class ProxyComparison:
             example (nats); a row per example and proxy, in the examples' order.
         attended: the same rows as `questions`, where asked for: the key position that each head attends to most at the token
             before the one asked for; columns (who, head).
+        collapse: split -> label -> the label that it counts as there (HANS: neutral is non-entailment).
     """
 
     questions: pd.DataFrame
     answers: pd.DataFrame
     divergence: pd.DataFrame
     attended: pd.DataFrame | None = None
+    collapse: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def proxies(self) -> list[str]:
@@ -126,13 +131,31 @@ class ProxyComparison:
         found = {}
         for name in self.splits:
             rows = np.flatnonzero((self.questions["split"] == name).to_numpy())
-            found[name] = rows, pd.factorize(self.questions["cluster"].to_numpy()[rows])[0]
+            found[name] = rows, pd.factorize(self.questions["cluster"].to_numpy()[rows], use_na_sentinel=False)[0]
         return found
 
-    def _draws(self, values: Bool[np.ndarray, " question"] | Float[np.ndarray, " question"], split: str) -> np.ndarray:
-        """Bootstrap means of a split; one split has the same resamples for all values, so that differences are paired."""
-        rows, codes = self._codes[split]
-        return bootstrap_draws(values[rows], codes, _DRAWS, seed=self.splits.index(split))
+    def _gap(self, proxy: str, split: str) -> tuple[float, float, float]:
+        """Agreement in distribution less agreement on a split, with its interval.
+
+        Labels that the split counts as one are one on both sides. Clusters that are in both splits are drawn together.
+        """
+        first = self.splits[0]
+        if split == first:
+            return 0.0, 0.0, 0.0
+        said, model = self.answers[proxy].to_numpy(), self.answers[MODEL].to_numpy()
+        (inside, outside), merged = (self._codes[name][0] for name in (first, split)), self.collapse.get(split, {})
+        agreed = [merged.get(a, a) == merged.get(b, b) for a, b in zip(said[inside], model[inside], strict=True)]
+        values = np.array(agreed, dtype=float), (said == model)[outside].astype(float)
+        clusters = self.questions["cluster"].to_numpy()
+        if pd.Index(clusters[inside]).isin(clusters[outside]).any():
+            codes, every = pd.factorize(np.concatenate([clusters[inside], clusters[outside]]), use_na_sentinel=False)
+            draws = bootstrap_difference(*values, codes[: len(inside)], codes[len(inside) :], len(every), _DRAWS)
+        else:
+            first_draws = bootstrap_draws(values[0], self._codes[first][1], _DRAWS, seed=0)
+            draws = first_draws - bootstrap_draws(
+                values[1], self._codes[split][1], _DRAWS, seed=self.splits.index(split)
+            )
+        return values[0].mean() - values[1].mean(), *interval(draws)
 
     def gaps(self) -> pd.DataFrame:
         """The table of `generalization_gap`, with a column `proxy` first."""
@@ -142,21 +165,13 @@ class ProxyComparison:
         rows = []
         for proxy in self.proxies:
             said = self.answers[proxy].to_numpy()
-            same, better = (said == model).astype(float), (said == gold).astype(float) - (model == gold)
-            reference = self._draws(same, self.splits[0])
-            inside = same[self._codes[self.splits[0]][0]].mean()
-            for split in self.splits:
-                part = self._codes[split][0]
-                agreement = same[part].mean()
-                gap, low, high = 0.0, 0.0, 0.0
-                if split != self.splits[0]:
-                    gap = inside - agreement
-                    low, high = interval(reference - self._draws(same, split))
-                change = better[part].mean(), *interval(self._draws(better, split))
+            better = (said == gold).astype(float) - (model == gold)
+            for split, (part, codes) in self._codes.items():
+                agreement, gap = (said == model)[part].mean(), self._gap(proxy, split)
+                change = better[part].mean(), *interval(bootstrap_draws(better[part], codes, _DRAWS))
                 rows.append((
                     proxy, split, agreement, divergence.get((proxy, split), np.nan), (model == gold)[part].mean(),
-                    (said == gold)[part].mean(), gap, low, high, len(part),
-                    _verdict(change, (gap, low, high), agreement),
+                    (said == gold)[part].mean(), *gap, len(part), _verdict(change, gap, agreement),
                 ))  # fmt: skip
         return pd.DataFrame(rows, columns=["proxy", *GAP_COLUMNS])
 
@@ -165,11 +180,17 @@ class ProxyComparison:
 
         Returns:
             DataFrame (split, *by, proxy, metric, value, low, high, n); `proxy` is `model` for the model's own accuracy.
+
+        Raises:
+            CoreLensError: nothing of that name is known of the questions.
         """
+        by = [by] if isinstance(by, str) else list(by)
+        if unknown := [column for column in by if column not in self.questions]:
+            raise CoreLensError(f"by={unknown[0]!r}: choose among {', '.join(map(str, self.questions.columns))}.")
         gold, rows = self.questions["gold"].to_numpy(), []
         for keys, index in self.questions.groupby(["split", *by], sort=False, dropna=False).indices.items():
             part = self.questions.iloc[index]
-            codes = pd.factorize(part["cluster"])[0]
+            codes = pd.factorize(part["cluster"], use_na_sentinel=False)[0]
             for proxy in (MODEL, *self.proxies):
                 said = self.answers[proxy].to_numpy()[index]
                 measures = {"accuracy": said == gold[index]}
@@ -206,6 +227,8 @@ class ProxyComparison:
         Raises:
             CoreLensError: the questions or the model's answers differ, or a proxy is in two of them.
         """
+        if not parts:
+            raise CoreLensError("there are no comparisons to join.")
         first = parts[0]
         names = [name for part in parts for name in part.proxies]
         if len(set(names)) < len(names):
@@ -221,7 +244,7 @@ class ProxyComparison:
         ]
         attended = pd.concat(kept, axis=1) if len(kept) == len(parts) else None
         divergence = pd.concat([part.divergence for part in parts], ignore_index=True)
-        return cls(first.questions, answers, divergence, attended)
+        return cls(first.questions, answers, divergence, attended, first.collapse)
 
     def save(self, folder: str | Path) -> None:
         """Write it as parquet files; `comparison.json`, the last, says that they are whole."""
@@ -233,7 +256,8 @@ class ProxyComparison:
         for name, table in tables.items():
             write_table(folder / f"{name}.parquet", table)
         hashes = {name: file_hash(folder / f"{name}.parquet") for name in tables}
-        write_json(folder / "comparison.json", {"proxies": self.proxies, "files": hashes})
+        collapse = {name: dict(merged) for name, merged in self.collapse.items()}
+        write_json(folder / "comparison.json", {"files": hashes, "collapse": collapse})
 
     @classmethod
     def load(cls, folder: str | Path) -> ProxyComparison:
@@ -243,7 +267,10 @@ class ProxyComparison:
             SavedFileError: it is not there, not whole or damaged.
         """
         folder = Path(folder)
-        hashes = read_json(folder / "comparison.json")["files"]
+        about = read_json(folder / "comparison.json")
+        hashes = about.get("files") if isinstance(about, dict) else None
+        if not isinstance(hashes, dict) or not {"questions", "answers", "divergence"} <= set(hashes) <= set(_TABLES):
+            raise SavedFileError(f"{folder / 'comparison.json'} is damaged: delete {folder} and run the same again.")
         for name, expected in hashes.items():
             path = folder / f"{name}.parquet"
             if not path.is_file() or file_hash(path) != expected:
@@ -252,13 +279,13 @@ class ProxyComparison:
         if "attended" in tables:
             columns = [tuple(column.split("\n")) for column in tables["attended"].columns]
             tables["attended"] = tables["attended"].set_axis(pd.MultiIndex.from_tuples(columns), axis=1)
-        return cls(**tables)
+        return cls(**tables, collapse=about.get("collapse", {}))
 
 
 def _verdict(change: tuple[float, float, float], gap: tuple[float, float, float], agreement: float) -> str:
     """What the proxy says of the model; `change` is its accuracy less the model's."""
     value, low, high = change
-    if abs(value) > MARGIN and not low <= 0 <= high:
+    if abs(value) > MARGIN and (low > 0 or high < 0):
         return "underestimates" if value < 0 else "overestimates"
     real_gap = gap[0] > MARGIN and gap[1] > 0
     return "as good, other predictions" if real_gap or agreement < CLOSE else "faithful"
@@ -287,6 +314,10 @@ def compare_proxies(
         CoreLensError: model, proxies and splits do not fit each other.
     """
     check_numbers(max_examples=max_examples, batch_size=batch_size)
+    if batch_size is None:
+        raise CoreLensError("batch_size=None must be a whole number of at least 1.")
+    if attended and isinstance(task_or_splits, Task):
+        raise TaskError("attended=True is for language models: a classifier is not asked at a position.")
     named = _named(proxies)
     asked = _questions(model, task_or_splits, splits, max_examples, label_map)
     heads = [str(head) for head in component_set(model, ["head"])]
@@ -331,7 +362,8 @@ def compare_proxies(
                 )
     joined = {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items() if tables}
     joined.setdefault("divergence", pd.DataFrame(columns=["split", "proxy", *heads]))
-    return ProxyComparison(**joined)
+    collapse = {one.name: one.split.collapse for one in asked if one.split is not None}
+    return ProxyComparison(**joined, collapse=collapse)
 
 
 def attention_divergence(
@@ -343,6 +375,7 @@ def attention_divergence(
 
     (scipy's `jensenshannon` is the square root of one query's.)
     """
+    p, q = p.float(), q.float()
     # Half of the least number there is would be 0; 0 log 0 is 0.
     middle = ((p + q) / 2).clamp_min(torch.finfo(p.dtype).tiny)
     parts = (torch.xlogy(x, x) - torch.xlogy(x, middle) for x in (p, q))
@@ -355,6 +388,8 @@ def attention_divergence(
 def _named(proxies: Proxy | Mapping[str, Proxy]) -> dict[str, Proxy]:
     named = dict(proxies) if isinstance(proxies, Mapping) else {str(getattr(proxies, "name", "proxy")): proxies}
     for name, proxy in named.items():
+        if not isinstance(name, str):
+            raise CoreLensError(f"a proxy is named {name!r}: names are text.")
         if not hasattr(proxy, "apply"):
             raise CoreLensError(f"{name!r} is {proxy!r}, which cannot stand for a model: pass a fitted simplification.")
     if MODEL in named:
@@ -428,7 +463,8 @@ def _questions(
             raise TaskError(f"task {given.name!r} has numbers for labels: agreement is of classes.")
         return list(_of_task(model, given, splits, max_examples, label_map))
     if not isinstance(given, Mapping) or not given:
-        raise CoreLensError(f"{given!r}: pass a Task, or name -> Completions with at least one split.")
+        kind = "nothing" if isinstance(given, Mapping) else f"a {type(given).__name__}"
+        raise CoreLensError(f"{kind} is given to ask: pass a Task, or name -> Completions with at least one split.")
     if info.problem_type != "language_modeling":
         raise TaskError(f"{info.model_id} is a classifier: pass a Task in place of completions.")
     found = []
@@ -438,20 +474,37 @@ def _questions(
         part = split.sample(max_examples)
         if part.asked.empty:
             raise CoreLensError(f"split {name!r} asks for no token.")
-        check_fit(model, part.encoded, f"split {name!r}")
-        table = part.asked.assign(split=name, cluster=part.asked["row"], gold=part.gold)
+        check_fit(model, part.encoded, f"split {name!r}", part.choices or ())
+        # The same sequence in two splits is one cluster.
+        keys = np.array([_key(ids) for ids in part.encoded.ids.split(part.encoded.lengths.tolist())])
+        table = part.asked.assign(split=name, cluster=keys[part.asked["row"].to_numpy()], gold=part.gold)
         found.append(_Questions(name, part.encoded, table, part.choices))
     return found
+
+
+def _key(ids: Tensor) -> int:
+    """A number for a sequence of token ids."""
+    return int.from_bytes(hashlib.blake2b(ids.numpy().tobytes(), digest_size=8).digest(), "little", signed=True)
+
+
+def splits_of(task: Task, splits: Sequence[str] | str | None) -> list[Split]:
+    """The splits to ask, as in `Task.select`, the one that gaps are measured from first.
+
+    Raises:
+        TaskError: there is no such split, or none in domain.
+    """
+    # In distribution first, whatever the order they are named in.
+    chosen = sorted(task.select(splits), key=lambda split: split.role not in ("id", "train"))
+    if not chosen or chosen[0].role not in ("id", "train"):
+        raise TaskError(f"task {task.name!r}: name an in-domain split too, from which the gap is measured.")
+    return chosen
 
 
 def _of_task(
     model: TransformerBridge, task: Task, splits: Any, max_examples: int | None, label_map: Mapping[Any, str] | None
 ) -> Iterator[_Questions]:
     order = class_order(model_info(model).id2label, task, label_map)
-    # In distribution first, whatever the order they are named in.
-    chosen = sorted(task.select(splits), key=lambda split: split.role not in ("id", "train"))
-    if not chosen or chosen[0].role not in ("id", "train"):
-        raise TaskError(f"task {task.name!r}: name an in-domain split too, from which the gap is measured.")
+    chosen = splits_of(task, splits)
     for split in (part.sample(max_examples) for part in chosen):
         table = split.data[["group", "cluster", "label"]].reset_index(drop=True)
         table = table.rename(columns={"label": "gold"}).assign(split=split.name, row=np.arange(len(table)))

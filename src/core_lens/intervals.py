@@ -83,6 +83,39 @@ def bootstrap_draws(
     return np.array(means)
 
 
+def bootstrap_difference(
+    a: Float[np.ndarray, " n"],
+    b: Float[np.ndarray, " m"],
+    clusters_a: Int[np.ndarray, " n"],
+    clusters_b: Int[np.ndarray, " m"],
+    n_clusters: int,
+    draws: int = 1000,
+    seed: int = 0,
+) -> Float[np.ndarray, " draw"]:
+    """The mean of `a` less that of `b` in every resample of whole clusters, some of which are in both; NaN for fewer than two.
+
+    Args:
+        a, b: values of two sets of examples.
+        clusters_a, clusters_b: number of each one's cluster, below `n_clusters`.
+        n_clusters: of both.
+        draws: number of resamples.
+        seed: of the resampling.
+    """
+    if n_clusters < 2:
+        return np.full(draws, np.nan)
+    rng = np.random.default_rng(seed)
+    parts = [
+        (np.bincount(codes, weights=values, minlength=n_clusters), np.bincount(codes, minlength=n_clusters))
+        for values, codes in ((a, clusters_a), (b, clusters_b))
+    ]
+    found = np.empty(draws)
+    for i in range(draws):
+        counts = np.bincount(rng.integers(n_clusters, size=n_clusters), minlength=n_clusters)
+        means = [counts @ sums / size if (size := counts @ sizes) else np.nan for sums, sizes in parts]
+        found[i] = means[0] - means[1]
+    return found
+
+
 def interval(draws: Float[np.ndarray, " draw"], level: float = 0.95) -> tuple[float, float]:
     """The quantiles that leave out as much on either side; (nan, nan) where a draw is NaN."""
     low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2])

@@ -15,8 +15,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Trainer, 
 from .errors import CoreLensError, ModelError
 from .evaluate import check_numbers
 from .files import check_folder, claim_folder, versions_and_time, write_json
-from .hooked import Encoded, bf16_attention
+from .hooked import LANGUAGE_MODELS, Encoded, bf16_attention
 from .hooked.batches import batch_rows
+from .hooked.info import hash_weights
 from .training import Rows, train_on, trains_on_cpu
 
 
@@ -57,12 +58,12 @@ def train_language_model(
     device: str | None = None,
     look: Callable[[PreTrainedModel, int], None] | None = None,
 ) -> Path:
-    """Train `model` to predict the next token of every sequence: AdamW, linear warm-up, cosine decay.
+    """Train a model to predict the next token of every sequence: AdamW, linear warm-up, cosine decay.
 
     Calling it again with the same folder continues where it was interrupted, at the last multiple of `every`.
 
     Args:
-        model: trained in place.
+        model: GPT-2, Llama or Qwen2, with the weights to start from. It is trained in place, unless the folder has it trained.
         sequences: of token ids; batches are padded, and hold sequences of like length.
         out: folder; gets `model/`.
         steps, batch_size: optimiser steps, and sequences of each.
@@ -85,15 +86,26 @@ def train_language_model(
         raise CoreLensError(
             f"learning_rate={learning_rate}, warmup_steps={warmup_steps}: they must be above 0, and at least 0."
         )
+    if not weight_decay >= 0 or not adam_epsilon > 0 or not isinstance(seed, int) or seed < 0:
+        raise CoreLensError(
+            f"weight_decay={weight_decay}, adam_epsilon={adam_epsilon}, seed={seed}: they must be at least 0, above 0, and a "
+            "whole number of at least 0."
+        )
+    if type(model).__name__ not in LANGUAGE_MODELS:
+        raise ModelError(f"{type(model).__name__} is no language model: pass one of {', '.join(LANGUAGE_MODELS)}.")
+    if not len(sequences):
+        raise CoreLensError("there are no sequences of token ids to train on.")
     longest = int(model.config.max_position_embeddings)
     if int(sequences.lengths.max()) > longest:
         raise ModelError(f"a sequence has {int(sequences.lengths.max())} tokens, the model takes {longest}: cut it.")
-    if (last := int(sequences.ids.max())) >= model.config.vocab_size:
-        raise ModelError(f"a sequence has the token id {last}; the model knows 0 to {model.config.vocab_size - 1}.")
+    ends = int(sequences.ids.min()), int(sequences.ids.max())
+    if bad := [token for token in ends if not 0 <= token < model.config.vocab_size]:
+        raise ModelError(f"a sequence has the token id {bad[0]}; the model knows 0 to {model.config.vocab_size - 1}.")
     on_cpu = trains_on_cpu(device)
     folder = check_folder(out)
     claim_folder(folder, "training.json", {
         "architecture": type(model).__name__, "config": model.config.to_diff_dict(),
+        "weights": hash_weights(model, "the model"),
         "data": hashlib.sha256(sequences.ids.numpy().tobytes() + sequences.lengths.numpy().tobytes()).hexdigest(),
         "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "warmup_steps": warmup_steps,
         "weight_decay": weight_decay, "adam_epsilon": adam_epsilon, "seed": seed, "bf16": bf16,

@@ -159,12 +159,17 @@ def find_illusions(args: argparse.Namespace, what: str, **settings: Any) -> Illu
     Raises:
         CoreLensError: as `core_lens.illusions`.
     """
-    if Illusions.is_finished(args.run):
-        study = Illusions.load(args.run)
-        print(f"{args.run} is read: {len(study.proxies)} simplified models", file=sys.stderr)
-        return study
     model = None if args.model == what else args.model
-    return illusions(what, args.run, model=model, max_examples=args.max_examples, **settings)
+    if not Illusions.is_finished(args.run):
+        return illusions(what, args.run, model=model, max_examples=args.max_examples, **settings)
+    study = Illusions.load(args.run)
+    asked = Path(model).resolve().name if model is not None and Path(model).is_dir() else model
+    if study.what != what or (asked is not None and study.model != asked):
+        raise CoreLensError(
+            f"{args.run} is a study of {study.model} on {study.what}, not of {asked or what}: name another folder with --run."
+        )
+    print(f"{args.run} is read: {len(study.proxies)} simplified models of {study.model}", file=sys.stderr)
+    return study
 
 
 def checkpoints(model: str, every: int = 1) -> dict[int, Path]:

@@ -11,8 +11,6 @@ of its components is the structure of some component in the training set (Friedm
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from transformer_lens.model_bridge import TransformerBridge
 
 from ..hooked import load_language_model
@@ -35,4 +33,4 @@ __all__ = [
 
 def load_model(device: str | None = None) -> TransformerBridge:
     """The language model of Dyck-(20, 10) that comes with the package, hooked: 2 layers of 1 head, without a tokenizer."""
-    return load_language_model(Path(__file__).parent / "weights", device=device)
+    return load_language_model("dyck", device=device)

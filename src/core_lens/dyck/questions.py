@@ -34,15 +34,22 @@ def completions(data: Mapping[Any, Dataset], n: int | None = None, k: int = 20) 
     Raises:
         CoreLensError: a split is not of this language.
     """
+    if n is not None and (not isinstance(n, int) or n < 1):
+        raise CoreLensError(f"n={n!r} must be a whole number of at least 1.")
+    if not isinstance(data, Mapping):
+        raise CoreLensError(
+            f"data is a {type(data).__name__}: pass split -> dataset, as core_lens.dyck.splits gives them."
+        )
     found = {}
     for name, split in data.items():
         if name == "train":
             continue
+        if "tokens" not in split.column_names or not len(split):
+            raise CoreLensError(f"split {name!r} has no strings in a column tokens.")
         rows = split.select(range(min(n or len(split), len(split)))).with_format("numpy")["tokens"][:]
         tables = []
         for i, row in enumerate(rows):
-            if row.max() > 2 * k + 1:
-                raise CoreLensError(f"split {name!r} has a token {row.max()}, which Dyck with k={k} types has not.")
+            _check_language(row, k, str(name))
             at = np.flatnonzero(scored(row, k))
             where = openers(row, k)[at]
             tables.append(np.column_stack([np.full(len(at), i), at, depths(row, k)[at], where, at - where]))
@@ -75,7 +82,10 @@ def depth_errors(found: ProxyComparison, asked: Mapping[str, Completions], head:
     if head not in heads:
         raise CoreLensError(f"head={head!r}: the model has {', '.join(heads)}.")
     rows = []
-    for split, one in asked.items():
+    if not asked:
+        raise CoreLensError("asked is empty: pass what the comparison was of.")
+    for split, given in asked.items():
+        one = given.sample(None)  # what something is asked of, as there
         part = np.flatnonzero((found.questions["split"] == split).to_numpy())
         questions = found.questions.iloc[part]
         here = one.asked[["row", "position"]].to_numpy()
@@ -83,7 +93,10 @@ def depth_errors(found: ProxyComparison, asked: Mapping[str, Completions], head:
             raise CoreLensError(f"split {split!r} was asked otherwise: call compare_proxies with max_examples=None.")
         ids = one.encoded.ids.numpy()
         starts = (one.encoded.lengths.cumsum(0) - one.encoded.lengths).numpy()
-        deep = np.concatenate([depths(string, k) for string in np.split(ids, starts[1:])])
+        strings = np.split(ids, starts[1:])
+        for string in strings:
+            _check_language(string, k, split)
+        deep = np.concatenate([depths(string, k) for string in strings])
         for who in ("model", *found.proxies):
             keys = found.attended[who][head].to_numpy()[part]
             table = pd.DataFrame(
@@ -94,3 +107,8 @@ def depth_errors(found: ProxyComparison, asked: Mapping[str, Completions], head:
     table = pd.concat(rows, ignore_index=True)
     table["share"] = table["n"] / table.groupby(["split", "who", "query_depth"])["n"].transform("sum")
     return table[["split", "who", "query_depth", "key_depth", "n", "share"]]
+
+
+def _check_language(tokens: np.ndarray, k: int, split: str) -> None:
+    if tokens[0] != 2 * k or tokens.max() > 2 * k + 1:
+        raise CoreLensError(f"split {split!r} has a string that is none of Dyck with k={k} types: give its own k=.")

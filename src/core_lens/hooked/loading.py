@@ -137,8 +137,8 @@ def load_language_model(
     Called like HF's model, it gives HF's logits [batch, pos, token].
 
     Args:
-        model: a hub id, a folder, HF's model (copied, never changed), or a hooked one, which is returned itself: GPT-2,
-            Llama or Qwen2.
+        model: a hub id, a folder, `dyck` (it comes with the package), HF's model (copied, never changed), or a hooked one,
+            which is returned itself: GPT-2, Llama or Qwen2.
         tokenizer: an HF tokenizer, or where to load it; None takes the model's own where it has one. A model that is
             given token ids needs none.
         device, dtype: as in `load_model`.
@@ -192,7 +192,9 @@ def _hook(
 
 
 def shipped(name: str | Path) -> str | Path:
-    """The folder of a model that comes with the package (`lab`, `lab-gpt2`, `lab-pretrained`); any other name as it is."""
+    """The folder of a model of the package (`lab`, `lab-gpt2`, `lab-pretrained`, `dyck`); any other name as it is."""
+    if name == "dyck":
+        return Path(__file__).parents[1] / "dyck" / "weights"
     if name in ("lab", "lab-gpt2", "lab-pretrained"):
         from ..lab import model_folder
 

@@ -128,6 +128,8 @@ def gap_bars(gaps: pd.DataFrame, proxies: Sequence[str] | None = None) -> Figure
     if proxies is None:
         first = gaps[gaps["split"] == inside]
         proxies = first[first["agreement"].between(0.6, 0.9999)]["proxy"].tolist()[:12] or first["proxy"].tolist()[:12]
+    if gaps.duplicated(["proxy", "split"]).any():
+        raise CoreLensError("gaps has a proxy twice on one split: draw one study at a time.")
     if unknown := [name for name in proxies if not (gaps["proxy"] == name).any()]:
         raise CoreLensError(f"gaps has no proxy {unknown[0]!r}: it has {', '.join(dict.fromkeys(gaps['proxy']))}.")
     splits = [split for split in dict.fromkeys(gaps["split"]) if split != inside]
@@ -161,20 +163,25 @@ def depth_maps(errors: pd.DataFrame, split: str, who: Sequence[str], head: str) 
     On the diagonal it finds a bracket of the right depth.
 
     Args:
-        errors: of `dyck.depth_errors`, of one head.
+        errors: of `dyck.depth_errors`; where it has several heads in a column head, those of this one are drawn.
         split: one of its splits.
         who: `model`, and proxies to draw beside it.
-        head: its name, for the title.
+        head: like `L1.H0`.
 
     Raises:
         CoreLensError: the table lacks a column, or does not have what is asked for.
     """
     check_columns(errors, "errors", ["split", "who", "query_depth", "key_depth", "share"])
-    for column, value in [("split", split), *(("who", name) for name in who)]:
-        if not (errors[column] == value).any():
-            known = ", ".join(map(str, dict.fromkeys(errors[column])))
+    if not who:
+        raise CoreLensError("who is empty: name model, or a proxy.")
+    wanted = [("head", head)] if "head" in errors else []
+    rows = errors
+    for column, value in [*wanted, ("split", split), *(("who", name) for name in who)]:
+        if not (rows[column] == value).any():
+            known = ", ".join(map(str, dict.fromkeys(rows[column])))
             raise CoreLensError(f"errors has no {column} {value!r}: it has {known}.")
-    rows = errors[errors["split"] == split]
+        if column != "who":
+            rows = rows[rows[column] == value]
     rows = rows[rows["who"].isin(who)]
     deepest = int(rows[["query_depth", "key_depth"]].to_numpy().max())
     figure, panels = make_panels(

@@ -1,6 +1,8 @@
 # `make demo` and `make test` are all a fresh machine needs: both create the environment in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
+# Two processes of one thread each: on models this small a second thread gains little.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 .PHONY: setup demo test test-all lint types lab maps dyck clean
 
 setup: .venv/ready
@@ -14,10 +16,10 @@ demo: setup  ## find the core of the embedded model: about 2 minutes on two core
 	$(BIN)/core-lens demo --out runs/demo
 
 test: setup  ## the default test suite
-	$(BIN)/python -m pytest
+	$(TEST)
 
 test-all: setup  ## with the slow tests
-	$(BIN)/python -m pytest -m 'slow or not slow'
+	$(TEST) -m 'slow or not slow'
 
 lint: setup
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -22,8 +23,9 @@ from core_lens import (
     find_core,
     plan,
 )
-from core_lens.errors import SavedFileError
+from core_lens.errors import CoreLensWarning, SavedFileError
 from core_lens.evaluate import score
+from core_lens.run_folder import status
 from core_lens.selection import separate
 from tiny_models import LABELS, tiny_model, tiny_tokenizer
 
@@ -33,6 +35,13 @@ QUICK = HardConcretePruner(steps=6, batch_size=8, warm_start=16, examples=64, sw
 def run(**changes):
     settings = {"sparsities": [0.3, 0.5], "seeds": [3, 4], "pruner": QUICK, "device": "cpu"} | changes
     return find_core(settings.pop("model", None) or hooked(), settings.pop("task", None) or random_task(), **settings)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(out=folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -263,12 +272,79 @@ def test_an_unwritable_folder_is_refused_before_any_work(tmp_path):
         run(out=tmp_path / "mine")
 
 
-def test_a_damaged_subnetwork_of_an_unfinished_run_is_named(tmp_path):
-    run(out=tmp_path / "run")
-    victim = tmp_path / "run" / "subnetworks" / "0.3-seed3.safetensors"
-    victim.write_bytes(victim.read_bytes()[:-9])
-    with pytest.raises(SavedFileError, match=r"0\.3-seed3\.safetensors is damaged"):
-        run(out=tmp_path / "run")
-    victim.unlink()
-    run(out=tmp_path / "run")
-    shutil.rmtree(tmp_path / "run")
+@pytest.mark.parametrize(
+    "file", ["subnetworks/0.3-seed3.safetensors", "predictions/0.3-seed3.parquet", "runs/0.3-seed3.json"]
+)
+@pytest.mark.parametrize("how", ["cut", "flip", "gone"])
+def test_a_damaged_run_is_named_and_made_again(tmp_path, finished, file, how):
+    shutil.copytree(finished, tmp_path / "run")
+    victim = tmp_path / "run" / file
+    before = victim.read_bytes()
+    changed = bytearray(before)
+    changed[len(before) // 2] ^= 1
+    victim.unlink() if how == "gone" else victim.write_bytes(before[:-9] if how == "cut" else bytes(changed))
+    if file.startswith("runs/") and how == "gone":  # as if it had not been finished
+        core = run(out=tmp_path / "run")
+    else:
+        with pytest.warns(CoreLensWarning, match=r"0\.3-seed3\S* is damaged.*run 0\.3-seed3 is made again"):
+            core = run(out=tmp_path / "run")
+    whole = Core.load(finished)
+    assert all(torch.equal(a.mask, b.mask) for a, b in zip(core.subnetworks, whole.subnetworks, strict=True))
+    assert Core.load(tmp_path / "run").heads == whole.heads
+    logs = {path.stem: path.read_text().count(" finished in ") for path in (tmp_path / "run/runs").glob("*.log")}
+    assert logs == {"0.3-seed3": 2, "0.3-seed4": 1, "0.5-seed3": 1, "0.5-seed4": 1}
+
+
+def test_a_cache_that_is_damaged_is_made_again(tmp_path, finished):
+    shutil.copytree(finished, tmp_path / "run")
+    kept = sorted((tmp_path / "run/shared").iterdir())
+    assert [path.name.split("-")[0] for path in kept] == ["means", "teacher"]
+    before = [path.read_bytes() for path in kept]
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:-4])
+    run(out=tmp_path / "run", seeds=[3, 4, 5])
+    assert [path.read_bytes() for path in kept] == before
+
+
+def test_runs_that_fail_leave_the_others(tmp_path):
+    class Failing(HardConcretePruner):
+        bad: ClassVar = {(0.3, 4)}
+
+        def prune(self, problem, sparsity, seed):
+            if (sparsity, seed) in self.bad:
+                raise FloatingPointError("the loss is NaN at step 3")
+            return super().prune(problem, sparsity, seed)
+
+    pruner, folder = Failing(**QUICK.config()), tmp_path / "run"
+    with pytest.raises(CoreLensError, match=r"1 of 4 runs failed \(0.3-seed4\).*the loss is NaN at step 3"):
+        run(pruner=pruner, out=folder)
+    table = status(folder).set_index("run")
+    assert table["state"].to_dict() == {
+        "0.3-seed3": "done",
+        "0.3-seed4": "failed",
+        "0.5-seed3": "done",
+        "0.5-seed4": "done",
+    }
+    assert "NaN at step 3" in table.loc["0.3-seed4", "error"] and table.loc["0.5-seed4", "seconds"] > 0
+    assert "Traceback" in (folder / "runs/0.3-seed4.log").read_text()
+    Failing.bad = set()
+    assert len(run(pruner=pruner, out=folder).subnetworks) == 4
+    assert set(status(folder)["state"]) == {"done"}
+    assert (folder / "runs/0.5-seed4.log").read_text().count("begun") == 1
+    with pytest.raises(FloatingPointError):  # nothing to keep it in
+        Failing.bad = {(0.3, 3)}
+        run(pruner=pruner)
+
+
+def test_status_while_it_runs(tmp_path):
+    seen = []
+
+    class Looking(HardConcretePruner):
+        def prune(self, problem, sparsity, seed):
+            seen.append(status(tmp_path / "run")["state"].tolist())
+            return super().prune(problem, sparsity, seed)
+
+    run(pruner=Looking(**QUICK.config()), out=tmp_path / "run", sparsities=[0.5])
+    assert seen == [["begun", "waiting"], ["done", "begun"]]
+    with pytest.raises(SavedFileError, match="is no run"):
+        status(tmp_path)

@@ -50,6 +50,8 @@ def test_the_shell_commands_run_one_after_the_other(tmp_path):
         "finetune",
         "lottery",
         "illusions",
+        "sweep",
+        "status",
     }
     for line in lines:
         assert run(shlex.split(line), tmp_path)

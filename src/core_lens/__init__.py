@@ -34,7 +34,9 @@ from .magnitude import MagnitudePruner
 from .plan import Plan, plan
 from .pruners import HardConcretePruner, ImportancePruner, RandomPruner
 from .subnetwork import Subnetwork
+from .sweep import Sweep, sweep, sweep_status
 from .tasks import Split, Task, load_task
+from .workers import LocalWorkers
 
 __version__ = "0.1.0"
 from .weight_mask import WeightMask
@@ -51,6 +53,7 @@ __all__ = [
     "HardConcretePruner",
     "Illusions",
     "ImportancePruner",
+    "LocalWorkers",
     "Lottery",
     "MagnitudePruner",
     "MeanActivations",
@@ -60,6 +63,7 @@ __all__ = [
     "ResampleActivations",
     "Split",
     "Subnetwork",
+    "Sweep",
     "Task",
     "WeightMask",
     "ZeroActivations",
@@ -93,5 +97,7 @@ __all__ = [
     "plan",
     "simplify",
     "stability",
+    "sweep",
+    "sweep_status",
     "tickets",
 ]

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from .core import Core, notes_on
-from .errors import SavedFileError
-from .evaluate import predict, score, warn_about_labels
-from .files import check_folder, claim_folder, differences, read_table, versions_and_time, write_table
-from .hooked import model_info
-from .plan import Plan, plan, problem_of
-from .pruners import Pruner, PruningProblem
+from .core import Core
+from .errors import CoreLensError
+from .files import check_folder, claim_folder
+from .plan import plan
+from .pruners import Pruner
+from .runs import Order, carry_out
 from .selection import PruneOn
-from .subnetwork import Subnetwork
 from .tasks import Task
 
 
@@ -35,6 +32,7 @@ def find_core(
     out: str | Path | None = None,
     data_dir: str | Path | None = None,
     device: str | torch.device | None = None,
+    executor: Executor | None = None,
     **options: Any,
 ) -> Core:
     """Find many subnetworks of a fine-tuned classifier that reproduce it, and what they share.
@@ -55,6 +53,8 @@ def find_core(
         out: folder to write the run to. An interrupted run continues where it stopped when it is called again.
         data_dir: where the task's files are; None loads them from the hub.
         device: where to run; CUDA where there is one, else the CPU.
+        executor: makes the runs elsewhere: `LocalWorkers(n)`, Dask's `client.get_executor()`, submitit's, any other of
+            `concurrent.futures`. The model is then named by hub id or folder, and all processes see `out`.
         **options: the rarer settings of `plan`: tokenizer, label_map, units, ablation, positions, splits,
             max_examples, mean_examples, batch_size, dtype, autocast.
 
@@ -64,81 +64,25 @@ def find_core(
     Raises:
         CoreLensError: something about the model, the data or the settings is wrong; the message says what to change.
     """
+    if executor is not None and (out is None or not isinstance(model, str | Path)):
+        raise CoreLensError(
+            "executor= sends runs to other processes: name the model by its hub id or folder, and a folder for out= that "
+            "they all can write to."
+        )
     folder = None if out is None else check_folder(out)
-    job = plan(
-        model,
-        task,
-        sparsities,
-        seeds,
-        pruner,
-        preset,
-        prune_on=prune_on,
-        data_dir=data_dir,
-        device=device,
-        **options,
-    )
+    settings: dict[str, Any] = {
+        "task": task, "sparsities": sparsities, "seeds": seeds, "pruner": pruner, "preset": preset, "prune_on": prune_on,
+        "data_dir": data_dir, "device": device, **options,
+    }  # fmt: skip
+    job = plan(model, **settings)
     if folder is not None:
         claim_folder(folder, "plan.json", job.config)
     tqdm.write(str(job), file=sys.stderr)
-
-    full = predict(job.model, job.task, job.reported, job.order, None, job.batch_size, job.encoded)
-    warn_about_labels(full, job.task, model_info(job.model).id2label, job.order)
-    problem = problem_of(job)
-    subnetworks: list[Subnetwork] = []
-    predictions = {"full": full}
-    for sparsity, seed in tqdm(job.runs, desc="subnetworks", unit="run"):
-        subnetwork, predicted = _run(job, problem, sparsity, seed, folder)
-        subnetworks.append(subnetwork)
-        predictions[subnetwork.name] = predicted
-
-    core = Core(tuple(subnetworks), _tabulate(job.task, subnetworks, predictions), predictions, {**_origin(job)})
-    core = replace(core, notes=tuple(notes_on(subnetworks)), model=job.model, data=job.task)
+    order = None
+    if executor is not None and folder is not None:
+        place = folder.resolve()
+        order = Order(str(model), {**settings, "seeds": job.seeds}, place, place / "shared", job.config)
+    core = carry_out(job, folder, executor, order)
     if folder is not None:
         core.save(folder)
     return core
-
-
-def _run(
-    job: Plan, problem: PruningProblem, sparsity: float, seed: int, folder: Path | None
-) -> tuple[Subnetwork, pd.DataFrame]:
-    """One subnetwork and its predictions, read from the folder where they are there already."""
-    name = f"{sparsity:g}-seed{seed}"
-    files = folder and (folder / "subnetworks" / f"{name}.safetensors", folder / "predictions" / f"{name}.parquet")
-    if files and files[0].is_file() and files[1].is_file():
-        there = Subnetwork.load(files[0])
-        there.check(job.model)
-        expected = {**job.config, "pruner": job.pruner.name}
-        different = [k for k in differences(there.provenance, expected) if k in expected]
-        if different:
-            raise SavedFileError(f"{files[0]} is of another run (it differs in {', '.join(different)}): delete it.")
-        return there, read_table(files[1])
-    result = job.pruner.prune(problem, sparsity, seed)
-    origin = _origin(job) | {
-        "pruner": job.pruner.name,
-        "pruner_config": dict(job.pruner.config()),
-        "asked_sparsity": sparsity,
-        "seed": seed,
-        "passes": result.passes,
-        "history": result.history.to_dict("list"),
-    }
-    subnetwork = Subnetwork(job.units, result.mask, problem.replacement, result.scores, origin)
-    predicted = predict(job.model, job.task, job.reported, job.order, subnetwork, job.batch_size, job.encoded)
-    if files:
-        subnetwork.save(files[0])
-        write_table(files[1], predicted)
-    return subnetwork, predicted
-
-
-def _tabulate(task: Task, subnetworks: Sequence[Subnetwork], predictions: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    full = predictions["full"]
-    tables = [score(full, task).assign(subnetwork="full", sparsity=0.0, seed=-1)]
-    for s in tqdm(subnetworks, desc="intervals", unit="run", leave=False):
-        rows = score(predictions[s.name], task, teacher=full)
-        tables.append(rows.assign(subnetwork=s.name, sparsity=s.asked_sparsity, seed=s.seed))
-    table = pd.concat(tables, ignore_index=True)
-    first = ["subnetwork", "sparsity", "seed"]
-    return table[[*first, *(c for c in table.columns if c not in first)]]
-
-
-def _origin(job: Plan) -> dict[str, Any]:
-    return {**job.config, **versions_and_time()}

@@ -6,7 +6,9 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,10 @@ from .plan import plan
 from .pruners import PRUNERS, HardConcretePruner
 from .report import write_report
 from .subnetwork import Subnetwork
+from .sweep import sweep, sweep_status
 from .tasks import load_task
 from .tasks.glue import CORPORA
+from .workers import LocalWorkers, dask_executor
 
 _DESCRIPTION = "Find the subnetworks of a fine-tuned transformer, the heuristic core they share, and what it does."
 
@@ -67,7 +71,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     find.add_argument("--autocast", action="store_true", help="prune with bfloat16 forward passes")
     find.add_argument("--out", type=Path, metavar="FOLDER", help="write the run here; continues an interrupted one")
+    _executors(find)
     find.add_argument("--dry-run", action="store_true", help="check everything, say what would be done, and stop")
+
+    many = _command(commands, "sweep", "find-core for every model, task and pruner, on many processes", _sweep)
+    many.add_argument(
+        "models", nargs="+", help="hub ids or local folders, such as the checkpoints of a fine-tuning; lab"
+    )
+    many.add_argument("--task", nargs="+", required=True, metavar="TASK", help=f"of {', '.join([*CORPORA, 'lab'])}")
+    many.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a folder for each; continues a sweep")
+    many.add_argument("--pruner", nargs="+", default=["hard-concrete"], choices=PRUNERS)
+    many.add_argument("--preset", default="fast", choices=("fast", "paper"), help="of the hard-concrete pruner")
+    many.add_argument("--sparsity", type=float, nargs="+", metavar="S", help="shares of units to remove (the paper's)")
+    many.add_argument("--seeds", type=int, nargs="+", default=[12], metavar="N", help="how many, or two or more seeds")
+    many.add_argument("--splits", nargs="+", metavar="SPLIT", help="to report (all in- and out-of-domain splits)")
+    many.add_argument("--max-examples", type=_whole_or_all, default=1000, metavar="N", help="per split, or 'all'")
+    many.add_argument("--data-dir", type=Path, metavar="FOLDER", help="the tasks' files, a folder for each task")
+    many.add_argument("--label-map", type=_json, metavar="JSON", help='like {"LABEL_0": "entailment", ...}')
+    many.add_argument("--tokenizer", metavar="PATH", help="where the tokenizer is, if not beside the models")
+    many.add_argument("--device", help="cpu, cuda, mps (the best there is)")
+    _executors(many)
+
+    how = _command(commands, "status", "how far a run or a sweep is, also while it goes on", _status)
+    how.add_argument("folder", type=Path)
 
     score = _command(commands, "evaluate", "score a model, or one of its subnetworks, in and out of domain", _evaluate)
     _model_and_task(score)
@@ -172,6 +198,25 @@ def _model_and_task(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu, cuda, mps (the best there is)")
 
 
+def _executors(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--workers", type=int, metavar="N", help="make the runs in N processes of this machine")
+    where.add_argument("--dask", metavar="ADDRESS", help="make them on a Dask cluster, like tcp://host:8786")
+
+
+@contextmanager
+def _executor(args: argparse.Namespace) -> Iterator[Executor | None]:
+    """What `--workers` or `--dask` asks for."""
+    if args.workers is not None:
+        with LocalWorkers(args.workers) as workers:
+            yield workers
+    elif args.dask is not None:
+        with dask_executor(args.dask) as executor:
+            yield executor
+    else:
+        yield None
+
+
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
@@ -215,7 +260,30 @@ def _find_core(args: argparse.Namespace) -> None:
     if args.dry_run:
         print(plan(args.model, args.task, **settings))
         return
-    _print(find_core(args.model, args.task, out=args.out, **settings), args.out)
+    with _executor(args) as executor:
+        core = find_core(args.model, args.task, out=args.out, executor=executor, **settings)
+    _print(core, args.out)
+
+
+def _sweep(args: argparse.Namespace) -> None:
+    with _executor(args) as executor:
+        found = sweep(
+            args.models, args.task, args.out, pruners=args.pruner, preset=args.preset, sparsities=args.sparsity,
+            seeds=args.seeds[0] if len(args.seeds) == 1 else args.seeds, splits=args.splits, executor=executor,
+            max_examples=args.max_examples, data_dir=args.data_dir, label_map=args.label_map, tokenizer=args.tokenizer,
+            device=args.device,
+        )  # fmt: skip
+    print(found)
+    print(f"\nevery folder in {args.out} is a run; read all of them again with core_lens.Sweep.load({str(args.out)!r})")
+
+
+def _status(args: argparse.Namespace) -> None:
+    table = sweep_status(args.folder)
+    counts = table.groupby("folder", sort=False)["state"].value_counts().unstack(fill_value=0)
+    order = [state for state in ("done", "failed", "begun", "waiting") if state in counts]
+    print(counts[order].assign(minutes=table.groupby("folder")["seconds"].mean() / 60).to_string(float_format=_three))
+    for row in table[table["state"] == "failed"].itertuples():
+        print(f"failed: {row.folder}/{row.run} on {row.host} at {row.time}: {row.error}")
 
 
 def _evaluate(args: argparse.Namespace) -> None:

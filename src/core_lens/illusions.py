@@ -227,9 +227,8 @@ def illusions(
     }  # fmt: skip
     for other, settings in own.items():
         if other != kind and (given := [name for name, value in settings.items() if value is not None]):
-            raise CoreLensError(
-                f"{given[0]}= means nothing to {what if isinstance(what, str) else what.name!r}, only to a {other}: leave it out."
-            )
+            named = what.name if isinstance(what, Task) else what
+            raise CoreLensError(f"{given[0]}= means nothing to {named!r}, only to a {other}: leave it out.")
     if isinstance(what, Task) and what.name in ("dyck", "code"):
         raise CoreLensError(f"a task named {what.name!r} would be taken for another study: give it another name.")
     place = check_folder(out)

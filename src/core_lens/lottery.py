@@ -37,7 +37,7 @@ from .finetune import finetune, new_classifier
 from .hooked import Encoded, encode, load_model
 from .hooked.loading import pick_device
 from .magnitude import MagnitudePruner, magnitude_mask
-from .plan import plan, problem_of
+from .plan import data_of, plan, problem_of
 from .pruners import ImportancePruner
 from .subnetwork import Subnetwork
 from .tasks import Task, class_order, load_task, split_clusters
@@ -223,7 +223,7 @@ def lottery(
     if structured.stop is None or structured.steps == "one-shot":
         raise PruningError("the study needs a pruner with steps='phases' and stop=, such as ImportancePruner().")
     several = len(tasks) > 1
-    loaded = [t if isinstance(t, Task) else load_task(t, _data_of(data_dir, t, several)) for t in tasks]
+    loaded = [t if isinstance(t, Task) else load_task(t, data_of(data_dir, t, several)) for t in tasks]
     if not loaded or len({task.name for task in loaded}) < len(loaded):
         raise TaskError(f"tasks={[task.name for task in loaded]!r}: name at least one task, each once.")
     halves = [_halved(task, max_train, max_examples) for task in loaded]
@@ -449,7 +449,3 @@ def _write_csv(table: pd.DataFrame, path: Path) -> None:
 
 def _paper_order(seed: int) -> tuple[int, int]:
     return (SEEDS.index(seed) if seed in SEEDS else len(SEEDS), seed)
-
-
-def _data_of(folder: str | Path | None, task: str, several: bool) -> Path | None:
-    return None if folder is None else Path(folder) / task if several else Path(folder)

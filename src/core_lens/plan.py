@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 from transformer_lens.model_bridge import TransformerBridge
 
-from .ablation import Mode, Positions, Replacement, ResampleActivations, ZeroActivations, fit_means
+from .ablation import (
+    MeanActivations,
+    Mode,
+    Positions,
+    Replacement,
+    ResampleActivations,
+    ZeroActivations,
+    fit_means,
+)
 from .components import ComponentSet
-from .errors import CoreLensError, PruningError
+from .errors import CoreLensError, PruningError, SavedFileError
 from .evaluate import check_numbers
+from .files import read_tensors, write_tensors
 from .gates import inject
 from .hooked import bf16_autocast, component_set, load_model, logits, model_info
 from .hooked.batches import Encoded, batches, encode
@@ -46,7 +59,6 @@ class Plan:
         sparsities: to reach, each with every seed.
         seeds: of the runs.
         config: all that identifies the runs; a folder holds runs of one config.
-        seconds: estimate from one timed step of pruning and of evaluation.
     """
 
     model: TransformerBridge
@@ -65,7 +77,11 @@ class Plan:
     positions: Positions
     batch_size: int
     autocast: bool
-    seconds: float = field(default=float("nan"))
+
+    @cached_property
+    def seconds(self) -> float:
+        """Estimate for all runs, from one timed step of pruning and of evaluation."""
+        return _estimate(self)
 
     @property
     def runs(self) -> list[tuple[float, int]]:
@@ -173,33 +189,39 @@ def plan(
         "autocast": autocast,
     }
     encoded = {s.name: encode(s, bridge.tokenizer, chosen_task.max_length) for s in (selection.split, *reported)}
-    job = Plan(
+    return Plan(
         bridge, chosen_task, method, component_units, selection, means, reported, order, encoded, shares, seed_list,
         config, ablation, positions, batch_size, autocast,
     )  # fmt: skip
-    object.__setattr__(job, "seconds", _estimate(job))
-    return job
 
 
-def problem_of(job: Plan) -> PruningProblem:
-    """Means and the full model's logits, computed once and shared by all runs."""
+def data_of(folder: str | Path | None, task: str | Task, several: bool) -> Path | None:
+    """Where a task's files are: in a folder for each where there are several tasks."""
+    if folder is None or not several or isinstance(task, Task):
+        return None if folder is None else Path(folder)
+    return Path(folder) / task
+
+
+def problem_of(job: Plan, cache: Path | None = None) -> PruningProblem:
+    """Means and the full model's logits, computed once and shared by all runs.
+
+    Args:
+        job: the plan.
+        cache: a folder to keep them in; several processes may use it at once.
+    """
     info = model_info(job.model)
-    n = len(job.selection)
     encoded = job.encoded[job.selection.split.name]
-    teacher = torch.empty(n, info.num_labels)
-    with torch.inference_mode():
-        cut = batches(encoded, job.batch_size, device=info.device)
-        for rows, inputs in tqdm(cut, "full model", -(-n // job.batch_size), unit="batch", leave=False):
-            teacher[rows] = logits(job.model, inputs).float().cpu()
+    key = {"weights": info.weight_hash, "dtype": job.config["dtype"], "tokens": _hash(encoded)}
+    teacher = _kept(cache, "teacher", key, lambda: {"logits": _teacher(job, encoded)})["logits"]
     gold = job.selection.gold
     if not job.task.is_regression:
-        by_class = torch.zeros(n, info.num_labels, dtype=torch.bool)
+        by_class = torch.zeros(len(encoded), info.num_labels, dtype=torch.bool)
         by_class[:, list(job.order)] = gold
         gold = by_class
     return PruningProblem(
         job.model,
         job.units,
-        _replacement(job, encoded),
+        _replacement(job, encoded, cache),
         encoded,
         teacher.to(info.device),
         gold.to(info.device),
@@ -209,7 +231,18 @@ def problem_of(job: Plan) -> PruningProblem:
     )
 
 
-def _replacement(job: Plan, selection: Encoded) -> Replacement:
+def _teacher(job: Plan, encoded: Encoded) -> Tensor:
+    """The full model's logits on the selection, on the CPU."""
+    info = model_info(job.model)
+    found = torch.empty(len(encoded), info.num_labels)
+    with torch.inference_mode():
+        cut = batches(encoded, job.batch_size, device=info.device)
+        for rows, inputs in tqdm(cut, "full model", -(-len(encoded) // job.batch_size), unit="batch", leave=False):
+            found[rows] = logits(job.model, inputs).float().cpu()
+    return found
+
+
+def _replacement(job: Plan, selection: Encoded, cache: Path | None) -> Replacement:
     info = model_info(job.model)
     if job.ablation == "zero":
         return ZeroActivations(info.weight_hash)
@@ -217,8 +250,42 @@ def _replacement(job: Plan, selection: Encoded) -> Replacement:
         rows = torch.arange(min(32, len(selection)))
         ((_, donors),) = batches(selection, len(rows), rows=rows, device=info.device)
         return ResampleActivations(donors, info.weight_hash)
+
     encoded = encode(job.means, job.model.tokenizer, job.task.max_length)
-    return fit_means(job.model, batches(encoded, job.batch_size, device=info.device), job.positions, len(encoded))
+
+    def fit() -> dict[str, Tensor]:
+        cut = batches(encoded, job.batch_size, device=info.device)
+        means = fit_means(job.model, cut, job.positions, len(encoded))
+        return {**means.tensors(), "n_tokens": torch.tensor(means.n_tokens)}
+
+    key = {"weights": info.weight_hash, "dtype": job.config["dtype"], "tokens": _hash(encoded)}
+    found = _kept(cache, "means", {**key, "positions": job.positions}, fit)
+    means = MeanActivations(found["heads"], found["mlps"], int(found["n_tokens"]), job.positions, info.weight_hash)
+    return means.bind(job.model)
+
+
+def _hash(encoded: Encoded) -> str:
+    return hashlib.sha256(encoded.ids.numpy().tobytes() + encoded.lengths.numpy().tobytes()).hexdigest()
+
+
+def _kept(
+    cache: Path | None, name: str, key: Mapping[str, Any], make: Callable[[], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """Tensors from the cache, where they are there and whole; otherwise made, and put there."""
+    if cache is None:
+        return make()
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    path = cache / f"{name}-{digest[:16]}.safetensors"
+    if path.is_file():
+        try:
+            found, meta = read_tensors(path, (), ("key",))
+            if meta["key"] == dict(key):
+                return found
+        except SavedFileError:
+            pass  # damaged: it is made again
+    made = make()
+    write_tensors(path, made, {"key": dict(key)})
+    return made
 
 
 def _seeds(seeds: int | Iterable[int]) -> list[int]:

@@ -1,19 +1,30 @@
-"""A run on disk: a folder of safetensors, JSON and parquet files, with a manifest of their hashes."""
+"""A run on disk: a folder of safetensors, JSON and parquet files, with a manifest of their hashes.
+
+While it is made, `runs/` has for each subnetwork a record (the last file written of it), a log, and what went wrong.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
+import traceback
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from .errors import SavedFileError
+from .errors import CoreLensWarning, SavedFileError
 from .files import check_folder, differences, file_hash, read_json, read_table, write_json, write_table
 from .subnetwork import Subnetwork
 
 FORMAT = 1
 """Version of the run folder's layout."""
+FULL = "full"
+"""What the model itself is called beside its subnetworks."""
 
 
 def write_run(
@@ -30,7 +41,16 @@ def write_run(
         SavedFileError: the folder cannot be written, or holds something else.
     """
     root = check_folder(folder)
-    known = {"run.json", "evaluation.parquet", "subnetworks", "predictions", "plan.json"}
+    known = {
+        "run.json",
+        "evaluation.parquet",
+        "subnetworks",
+        "predictions",
+        "plan.json",
+        "runs",
+        "shared",
+        "sweep.json",
+    }
     strange = sorted(p.name for p in root.iterdir() if p.name not in known and not p.name.startswith("."))
     if strange:
         raise SavedFileError(f"the folder {root} holds other things ({', '.join(strange[:3])}); choose a new one.")
@@ -44,11 +64,14 @@ def write_run(
             )
     files: list[Path] = []
     for subnetwork in subnetworks:
-        files.append(root / "subnetworks" / f"{subnetwork.name}.safetensors")
-        subnetwork.save(files[-1])
+        files.append(_files(root, subnetwork.name)[0])
+        if subnetwork.name not in predictions:
+            subnetwork.save(files[-1])
+    by_name = {subnetwork.name: subnetwork for subnetwork in subnetworks}
     for name, table in predictions.items():
-        files.append(root / "predictions" / f"{name}.parquet")
-        write_table(files[-1], table)
+        files.append(_files(root, name)[1])
+        if not is_done(root, name):
+            write_result(root, name, by_name.get(name), table)
     files.append(root / "evaluation.parquet")
     write_table(files[-1], evaluation)
     # run.json comes last: a folder that has it is whole.
@@ -60,6 +83,118 @@ def write_run(
         "files": manifest,
     }
     write_json(root / "run.json", content)
+
+
+def _files(root: Path, name: str) -> tuple[Path, Path]:
+    """Of a subnetwork; `full`, the model itself, has only the second."""
+    return root / "subnetworks" / f"{name}.safetensors", root / "predictions" / f"{name}.parquet"
+
+
+def write_result(
+    root: Path, name: str, subnetwork: Subnetwork | None, predictions: pd.DataFrame, seconds: float = float("nan")
+) -> None:
+    """Write what one run gave; its record comes last, so that a run that has one is whole."""
+    first, second = _files(root, name)
+    files = [second] if subnetwork is None else [first, second]
+    if subnetwork is not None:
+        subnetwork.save(first)
+    write_table(second, predictions)
+    hashes = {path.relative_to(root).as_posix(): file_hash(path) for path in files}
+    write_json(root / "runs" / f"{name}.json", {"files": hashes, "seconds": seconds, **_here()})
+    (root / "runs" / f"{name}.failed.json").unlink(missing_ok=True)
+
+
+def is_done(root: Path, name: str) -> bool:
+    """Whether a run is there and whole; where it is damaged a warning says so."""
+    path = root / "runs" / f"{name}.json"
+    if not path.is_file():
+        return False
+    try:
+        for file, wanted in read_json(path)["files"].items():
+            if not (root / file).is_file() or file_hash(root / file) != wanted:
+                raise SavedFileError(f"{root / file} is damaged or missing")
+    except (SavedFileError, KeyError, TypeError, AttributeError) as error:
+        warnings.warn(f"{error}: run {name} is made again.", CoreLensWarning, stacklevel=2)
+        return False
+    return True
+
+
+def read_result(root: Path, name: str) -> tuple[Subnetwork | None, pd.DataFrame]:
+    """What `write_result` wrote."""
+    first, second = _files(root, name)
+    return (None if name == FULL else Subnetwork.load(first)), read_table(second)
+
+
+def note_failure(root: Path, name: str, error: BaseException) -> None:
+    """Keep what went wrong in a run, for `status`; the log has all of it."""
+    text = "".join(traceback.format_exception(error))
+    write_json(root / "runs" / f"{name}.failed.json", {"error": f"{type(error).__name__}: {error}", **_here()})
+    log(root, name, f"failed\n{text}")
+
+
+def log(root: Path, name: str, text: str) -> None:
+    """Add a line to a run's log."""
+    path = root / "runs" / f"{name}.log"
+    here = _here()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{here['time']} {here['host']} {here['pid']} {text}\n")
+    except OSError as error:
+        raise SavedFileError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder you may write to."
+        ) from error
+
+
+def ask_for(root: Path, names: Sequence[str]) -> None:
+    """Keep which runs are wanted, beside those that were asked for before."""
+    path = root / "runs" / "asked.json"
+    there: list[str] = []
+    if path.is_file():
+        with suppress(SavedFileError):  # damaged: only `status` reads it
+            there = list(read_json(path))
+    write_json(path, list(dict.fromkeys([*there, *names])))
+
+
+def status(folder: str | Path) -> pd.DataFrame:
+    """How far a run is, also while it goes on.
+
+    Returns:
+        DataFrame (run, state, seconds, host, time, error); the states are `done`, `failed`, `begun` (going on, or interrupted)
+        and `waiting`.
+
+    Raises:
+        SavedFileError: the folder is no run.
+    """
+    root = Path(folder)
+    if not (root / "plan.json").is_file() and not (root / "run.json").is_file():
+        raise SavedFileError(f"{root} is no run (plan.json is missing); check the path.")
+    place = root / "runs"
+    asked = read_json(place / "asked.json") if (place / "asked.json").is_file() else []
+    there = [path.stem.removesuffix(".failed") for path in sorted(place.glob("*.json")) if path.stem != "asked"]
+    rows = []
+    for name in dict.fromkeys([*asked, *there]):
+        about: dict[str, Any] = {}
+        for state, file in (("done", f"{name}.json"), ("failed", f"{name}.failed.json")):
+            if (place / file).is_file():
+                about = {"state": state, **read_json(place / file)}
+                break
+        if not about:
+            lines = (
+                (place / f"{name}.log").read_text(encoding="utf-8").splitlines()
+                if (place / f"{name}.log").is_file()
+                else []
+            )
+            begun = [line.split(" ") for line in lines if line.endswith(" begun")]
+            about = {"state": "begun", "time": begun[-1][0], "host": begun[-1][1]} if begun else {"state": "waiting"}
+        if name != FULL:
+            rows.append({"run": name, **{key: about.get(key) for key in ("state", "seconds", "host", "time", "error")}})
+    return pd.DataFrame(rows, columns=["run", "state", "seconds", "host", "time", "error"])
+
+
+def _here() -> dict[str, Any]:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"time": now, "host": socket.gethostname() or "?", "pid": os.getpid()}
 
 
 def read_run(

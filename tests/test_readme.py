@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +19,20 @@ def blocks(language: str) -> list[str]:
 
 
 def run(command: list[str], folder: Path) -> str:
-    """Run with no network: a proxy that does not answer, and no cached hub files."""
+    """Run with no network, no cached hub files, and without HF_HUB_OFFLINE, which would keep a library from trying.
+
+    Where a process can be given a network of its own, it gets one without any connection; else a proxy that does not answer.
+    """
+    alone = ["unshare", "--map-root-user", "--net"]
+    if shutil.which("unshare") and subprocess.run([*alone, "true"], capture_output=True).returncode == 0:
+        command = [*alone, *command]
     env = {
         **os.environ,
         "HF_HOME": str(folder / "hf"),
         "HTTPS_PROXY": "http://127.0.0.1:9",
         "HTTP_PROXY": "http://127.0.0.1:9",
     }
+    env.pop("HF_HUB_OFFLINE", None)
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr

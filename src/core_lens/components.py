@@ -17,7 +17,7 @@ from torch import Tensor
 from .errors import CoreLensError
 
 Kind = Literal["head", "mlp"]
-_PATTERN = re.compile(r"L(\d+)\.(?:H(\d+)|MLP)", re.IGNORECASE)
+_PATTERN = re.compile(r"L([0-9]+)\.(?:H([0-9]+)|MLP)", re.IGNORECASE)
 
 
 @total_ordering
@@ -78,8 +78,7 @@ class ComponentSet:
 
     def __post_init__(self) -> None:
         kinds = tuple(kind for kind in ("head", "mlp") if kind in self.kinds)
-        unknown = sorted(set(self.kinds) - {"head", "mlp"})
-        if unknown or not kinds:
+        if not kinds or any(kind not in ("head", "mlp") for kind in self.kinds):
             raise CoreLensError(f"units={list(self.kinds)!r}: choose 'head', 'mlp' or both.")
         heads = [Component(i, j) for i in range(self.n_layers) for j in range(self.n_heads)]
         mlps = [Component(i) for i in range(self.n_layers)]
@@ -116,6 +115,8 @@ class ComponentSet:
         """Bool tensor [n_units], True at `components`."""
         mask = torch.zeros(len(self), dtype=torch.bool)
         for component in components:
+            if not isinstance(component, Component):
+                raise CoreLensError(f"{component!r} is no component: name heads like 'L2.H5' and MLPs like 'L0.MLP'.")
             mask[self.index(component)] = True
         return mask
 

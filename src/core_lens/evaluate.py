@@ -79,7 +79,7 @@ def evaluate(
 def check_numbers(**numbers: int | None) -> None:
     """Raise a CoreLensError that names the first that is neither None nor a whole number of at least 1."""
     for name, number in numbers.items():
-        if number is not None and (not isinstance(number, int) or number < 1):
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
             raise CoreLensError(f"{name}={number!r} must be a whole number of at least 1.")
 
 

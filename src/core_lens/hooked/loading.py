@@ -456,7 +456,7 @@ def pick_device(device: str | torch.device | None) -> torch.device:
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise ModelError(f"device={str(device)!r} is not available: pass 'cpu', or None to choose.") from error
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -119,6 +120,12 @@ class Pruner(Protocol):
         ...
 
     def prune(self, problem: PruningProblem, sparsity: float, seed: int) -> PruningResult: ...
+
+
+def is_number(value: object, whole: bool = False) -> bool:
+    """Whether it is a finite number, no truth value."""
+    kinds = (int, np.integer) if whole else (int, float, np.number)
+    return isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)  # pyright: ignore[reportArgumentType]
 
 
 def check_sparsity(sparsity: object) -> float:

@@ -20,7 +20,7 @@ from ..errors import CoreLensWarning, PruningError
 from ..gates import Gates, inject
 from ..hooked import bf16_autocast, logits
 from ..hooked.batches import batches
-from .base import PruningProblem, PruningResult, check_sparsity, keep_highest
+from .base import PruningProblem, PruningResult, check_sparsity, is_number, keep_highest
 from .importance import ImportancePruner
 from .swaps import best_by_swaps
 
@@ -107,18 +107,24 @@ class HardConcretePruner:
 
     def __post_init__(self) -> None:
         for name, allowed in (("draws", ("example", "batch")), ("constraint", ("projection", "lagrangian"))):
-            if getattr(self, name) not in allowed:
+            if not isinstance(getattr(self, name), str) or getattr(self, name) not in allowed:
                 raise PruningError(f"{name}={getattr(self, name)!r}: choose {' or '.join(map(repr, allowed))}.")
         least = {"steps": 2, "batch_size": 1, "examples": 1, "warmup_steps": 0, "warm_start": 0, "pad_to": 1}
         least |= {"weight_decay": 0, "init_std": 0, "spread": 0, "swaps": 0, "swap_examples": 1}
         for name, low in least.items():
-            value = getattr(self, name)
-            if value is not None and not value >= low:
-                raise PruningError(f"{name}={value!r} must be at least {low}.")
+            value, whole = getattr(self, name), name not in ("weight_decay", "init_std", "spread")
+            if value is None and name in ("steps", "examples", "pad_to"):
+                continue
+            if value is None or not is_number(value, whole) or value < low:
+                raise PruningError(f"{name}={value!r} must be {'a whole number of' if whole else ''} at least {low}.")
         for name in ("learning_rate", "lambda_learning_rate"):
-            if not getattr(self, name) > 0:
-                raise PruningError(f"{name}={getattr(self, name)!r} must be above 0.")
-        if self.ramp is not None and not 0 < self.ramp <= 1:
+            if not is_number(value := getattr(self, name)) or value <= 0:
+                raise PruningError(f"{name}={value!r} must be above 0.")
+        if not is_number(self.init):
+            raise PruningError(f"init={self.init!r} must be a number.")
+        if not isinstance(self.dropout, bool):
+            raise PruningError(f"dropout={self.dropout!r} must be True or False.")
+        if self.ramp is not None and (not is_number(self.ramp) or not 0 < self.ramp <= 1):
             raise PruningError(
                 f"ramp={self.ramp!r} must lie in (0, 1]: the share of the steps that the target rises over."
             )

@@ -17,7 +17,7 @@ from ..errors import PruningError
 from ..gates import Injection, inject
 from ..hooked import bf16_autocast, logits
 from ..hooked.batches import batches
-from .base import PruningProblem, PruningResult, check_sparsity, keep_highest
+from .base import PruningProblem, PruningResult, check_sparsity, is_number, keep_highest
 
 _PHASES = ((0.1, 1), (0.05, 0), (0.0, 1))
 """Share of all heads, and MLPs, that a step of each phase removes: 14 and 1 of BERT's 144 and 12, then 7, then 1 MLP."""
@@ -70,11 +70,11 @@ class ImportancePruner:
     def __post_init__(self) -> None:
         choices = {"steps": ("phases", "one-shot"), "loss": ("task", "kl"), "gradients": ("example", "batch")}
         for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
+            if not isinstance(getattr(self, name), str) or getattr(self, name) not in allowed:
                 raise PruningError(f"{name}={getattr(self, name)!r}: choose {' or '.join(map(repr, allowed))}.")
         if self.steps == "one-shot" and self.loss == "kl":
             raise PruningError("loss='kl' has no gradient at the full model: use loss='task', or steps='phases'.")
-        if self.stop is not None and not 0 < self.stop <= 1:
+        if self.stop is not None and (not is_number(self.stop) or not 0 < self.stop <= 1):
             raise PruningError(f"stop={self.stop!r} must lie in (0, 1]: the share of the full model's metric to keep.")
         for name in ("examples", "sample", "judged", "batch_size"):
             value = getattr(self, name)

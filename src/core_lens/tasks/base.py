@@ -296,6 +296,8 @@ class Task:
         with their companions after them."""
         if splits is None:
             return self.with_role("id", "ood", "companion")
+        if not isinstance(splits, Iterable):
+            raise TaskError(f"splits={splits!r}: name some of {', '.join(split.name for split in self.splits)}.")
         named = [self.split(name) for name in ([splits] if isinstance(splits, str) else splits)]
         beside = [self.split(split.companion) for split in named if split.companion]
         return list({split.name: split for split in (*named, *beside)}.values())

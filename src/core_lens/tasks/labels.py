@@ -127,6 +127,8 @@ def _by_name(names: Mapping[int, str], task: Task, known: Mapping[str, str]) -> 
 def _by_map(
     label_map: Mapping[object, object], names: Mapping[int, str], task: Task, known: Mapping[str, str]
 ) -> dict[int, str]:
+    if not isinstance(label_map, Mapping):
+        raise TaskError(f"label_map={label_map!r}: write it like label_map={_example(names, task)}.")
     by_name = {key(name): index for index, name in names.items()}
 
     def class_of(value: object) -> int | None:

@@ -175,6 +175,21 @@ def test_a_process_loads_a_model_once_for_all_its_runs(models, tmp_path, monkeyp
     assert len(loads) == 1
 
 
+def test_orders_hold_whole_paths_and_lists(models, tmp_path, monkeypatch):
+    """The other process may be in another folder, and an iterator cannot be sent."""
+    monkeypatch.chdir(models[0].parent)
+    order = runs.Order.of("step-0", {"data_dir": "step-1", "task": "mnli"}, tmp_path, tmp_path, {})
+    assert order.model == str(models[0].resolve()) and order.settings == {
+        "data_dir": str(models[1].resolve()),
+        "task": "mnli",
+    }
+    assert runs.Order.of("someone/bert", {}, tmp_path, tmp_path, {}).model == "someone/bert"
+    given = {**SETTINGS, "sparsities": iter([0.3, 0.5])}
+    with ThreadPoolExecutor(1) as threads:
+        core = find_core("step-0", TASK, pruner=RandomPruner(), out=tmp_path / "run", executor=threads, **given)
+    assert core.sparsities == [0.3, 0.5]
+
+
 def test_an_executor_needs_names(models, workers):
     with pytest.raises(CoreLensError, match="name the model by its hub id or folder"):
         find_core(tiny_model("bert"), TASK, executor=workers, out="x")

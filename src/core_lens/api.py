@@ -81,7 +81,8 @@ def find_core(
     order = None
     if executor is not None and folder is not None:
         place = folder.resolve()
-        order = Order(str(model), {**settings, "seeds": job.seeds}, place, place / "shared", job.config)
+        sent = {**settings, "sparsities": job.sparsities, "seeds": job.seeds}
+        order = Order.of(model, sent, place, place / "shared", job.config)
     core = carry_out(job, folder, executor, order)
     if folder is not None:
         core.save(folder)

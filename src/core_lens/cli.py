@@ -279,6 +279,10 @@ def _sweep(args: argparse.Namespace) -> None:
 
 def _status(args: argparse.Namespace) -> None:
     table = sweep_status(args.folder)
+    if table.empty:
+        raise CoreLensError(
+            f"{args.folder} has no records of runs (runs/ is empty): core-lens show tells what it holds."
+        )
     counts = table.groupby("folder", sort=False)["state"].value_counts().unstack(fill_value=0)
     order = [state for state in ("done", "failed", "begun", "waiting") if state in counts]
     print(counts[order].assign(minutes=table.groupby("folder")["seconds"].mean() / 60).to_string(float_format=_three))

@@ -233,19 +233,16 @@ def illusions(
         raise CoreLensError(f"a task named {what.name!r} would be taken for another study: give it another name.")
     place = check_folder(out)
     common: dict[str, Any] = {"max_examples": max_examples, "n_examples": n_examples}
-    if kind == "code" and model is None:
-        simple = _simple(svd, k_means, code.D_HEAD, n_examples)
-        _refuse_another(place, {"what": "code", "simplifications": _rows(simple), **common})
-        rows, asked = code.splits(folder, others, n=max_examples)
-        model = code.train(rows, place / "training", steps=steps or 4000, device=device)
-        bridge = load_language_model(model, device=device)
-        return _study(bridge, read_rows(bridge, rows, n_examples), asked, simple, place, batch_size, "code", common)
     if kind != "task":
-        bridge = load_language_model("dyck" if model is None else model, device=device)
-        simple = _simple(svd, k_means, int(bridge.cfg.d_head), n_examples)
+        given = "dyck" if kind == "dyck" and model is None else model
+        bridge = None if given is None else load_language_model(given, device=device)
+        simple = _simple(svd, k_means, code.D_HEAD if bridge is None else int(bridge.cfg.d_head), n_examples)
         _refuse_another(place, {"what": kind, "simplifications": _rows(simple), **common})
-        if kind == "code":
+        if bridge is None or kind == "code":
             rows, asked = code.splits(folder, others, n=max_examples)
+            if bridge is None:
+                trained = code.train(rows, place / "training", steps=steps or 4000, device=device)
+                bridge = load_language_model(trained, device=device)
             return _study(bridge, read_rows(bridge, rows, n_examples), asked, simple, place, batch_size, kind, common)
         # Few short strings have a bracket far from its opener.
         data = dyck.splits(n_test=5 * max_examples)
@@ -349,7 +346,7 @@ def _study(
     info, out = model_info(model), folder / "proxies"
     kept = {f"subnetwork {one.name}": one for one in subnetworks}
     config = {
-        "what": what, "model": info.model_id, "weights": info.weight_hash, "train": _hash(train),
+        "what": what, "model": info.model_id, "weights": info.weight_hash, "train": train.fingerprint(),
         "asked": _fingerprint(asked), "language": language, "simplifications": _rows(simple),
         "subnetworks": [[name, 1 - one.sparsity, _hash_of(one)] for name, one in kept.items()], **common,
     }  # fmt: skip
@@ -404,10 +401,6 @@ def _errors(found: ProxyComparison, asked: Mapping[str, Completions], k: int) ->
     return pd.concat([dyck.depth_errors(found, asked, head, k).assign(head=head) for head in heads], ignore_index=True)
 
 
-def _hash(rows: Encoded) -> str:
-    return hashlib.sha256(rows.ids.numpy().tobytes() + rows.lengths.numpy().tobytes()).hexdigest()
-
-
 def _hash_of(subnetwork: Subnetwork) -> str:
     digest = hashlib.sha256(subnetwork.mask.numpy().tobytes() + subnetwork.replacement.mode.encode())
     for name, tensor in sorted(replacement_tensors(subnetwork.replacement)[0].items()):
@@ -418,5 +411,7 @@ def _hash_of(subnetwork: Subnetwork) -> str:
 def _fingerprint(asked: Task | Mapping[str, Completions]) -> str:
     if isinstance(asked, Task):
         return asked.fingerprint()
-    parts = [(name, _hash(one.encoded), one.asked.to_csv(index=False), one.choices) for name, one in asked.items()]
+    parts = [
+        (name, one.encoded.fingerprint(), one.asked.to_csv(index=False), one.choices) for name, one in asked.items()
+    ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()

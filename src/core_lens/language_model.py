@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,7 +105,7 @@ def train_language_model(
     claim_folder(folder, "training.json", {
         "architecture": type(model).__name__, "config": model.config.to_diff_dict(),
         "weights": hash_weights(model, "the model"),
-        "data": hashlib.sha256(sequences.ids.numpy().tobytes() + sequences.lengths.numpy().tobytes()).hexdigest(),
+        "data": sequences.fingerprint(),
         "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "warmup_steps": warmup_steps,
         "weight_decay": weight_decay, "adam_epsilon": adam_epsilon, "seed": seed, "bf16": bf16,
     })  # fmt: skip

@@ -211,7 +211,7 @@ def problem_of(job: Plan, cache: Path | None = None) -> PruningProblem:
     """
     info = model_info(job.model)
     encoded = job.encoded[job.selection.split.name]
-    key = {"weights": info.weight_hash, "dtype": job.config["dtype"], "tokens": _hash(encoded)}
+    key = {"weights": info.weight_hash, "dtype": job.config["dtype"], "tokens": encoded.fingerprint()}
     teacher = _kept(cache, "teacher", key, lambda: {"logits": _teacher(job, encoded)})["logits"]
     gold = job.selection.gold
     if not job.task.is_regression:
@@ -258,14 +258,10 @@ def _replacement(job: Plan, selection: Encoded, cache: Path | None) -> Replaceme
         means = fit_means(job.model, cut, job.positions, len(encoded))
         return {**means.tensors(), "n_tokens": torch.tensor(means.n_tokens)}
 
-    key = {"weights": info.weight_hash, "dtype": job.config["dtype"], "tokens": _hash(encoded)}
+    key = {"weights": info.weight_hash, "dtype": job.config["dtype"], "tokens": encoded.fingerprint()}
     found = _kept(cache, "means", {**key, "positions": job.positions}, fit)
     means = MeanActivations(found["heads"], found["mlps"], int(found["n_tokens"]), job.positions, info.weight_hash)
     return means.bind(job.model)
-
-
-def _hash(encoded: Encoded) -> str:
-    return hashlib.sha256(encoded.ids.numpy().tobytes() + encoded.lengths.numpy().tobytes()).hexdigest()
 
 
 def _kept(

@@ -91,7 +91,7 @@ def _files(root: Path, name: str) -> tuple[Path, Path]:
 
 
 def write_result(
-    root: Path, name: str, subnetwork: Subnetwork | None, predictions: pd.DataFrame, seconds: float = float("nan")
+    root: Path, name: str, subnetwork: Subnetwork | None, predictions: pd.DataFrame, seconds: float | None = None
 ) -> None:
     """Write what one run gave; its record comes last, so that a run that has one is whole."""
     first, second = _files(root, name)
@@ -189,7 +189,7 @@ def status(folder: str | Path) -> pd.DataFrame:
             about = {"state": "begun", "time": begun[-1][0], "host": begun[-1][1]} if begun else {"state": "waiting"}
         if name != FULL:
             rows.append({"run": name, **{key: about.get(key) for key in ("state", "seconds", "host", "time", "error")}})
-    return pd.DataFrame(rows, columns=["run", "state", "seconds", "host", "time", "error"])
+    return pd.DataFrame(rows, columns=["run", "state", "seconds", "host", "time", "error"]).astype({"seconds": float})
 
 
 def _here() -> dict[str, Any]:

@@ -49,6 +49,19 @@ class Order:
     cache: Path
     config: Mapping[str, Any]
 
+    @classmethod
+    def of(
+        cls, model: str | Path, settings: Mapping[str, Any], folder: Path, cache: Path, config: Mapping[str, Any]
+    ) -> Order:
+        """With whole paths, as the other process may be in another folder."""
+        whole = {
+            name: str(Path(value).resolve()) if isinstance(value, str | Path) and Path(value).exists() else value
+            for name, value in settings.items()
+            if name in ("data_dir", "tokenizer")
+        }
+        source = str(Path(model).resolve()) if Path(model).is_dir() else str(model)
+        return cls(source, {**settings, **whole}, folder, cache, config)
+
 
 def carry_out(job: Plan, folder: Path | None, executor: Executor | None = None, order: Order | None = None) -> Core:
     """All runs of a plan, those left out that the folder has already.

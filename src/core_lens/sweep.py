@@ -116,17 +116,18 @@ def sweep(
         )
     folder = check_folder(out).resolve()
     seed_list = seeds if isinstance(seeds, int) else list(seeds)
+    share_list = list(sparsities) if isinstance(sparsities, Iterable) else sparsities
     orders: list[Order] = []
     waiting: list[tuple[Order, float, int]] = []
     with tqdm(total=len(models) * len(tasks) * len(pruners), desc="checks", unit="run", leave=False) as bar:
         for model, task, pruner in product(models, tasks, pruners):
             settings = {
-                "task": task, "sparsities": sparsities, "seeds": seed_list, "pruner": pruner, "preset": preset,
+                "task": task, "sparsities": share_list, "seeds": seed_list, "pruner": pruner, "preset": preset,
                 "data_dir": data_of(data_dir, task, len(tasks) > 1), "device": device, **options,
             }  # fmt: skip
             job = plan(str(model), **settings)
             place = _place(folder, str(model), job)
-            order = Order(str(model), settings, place, folder / "shared", job.config)
+            order = Order.of(model, settings, place, folder / "shared", job.config)
             if place in [other.folder for other in orders]:
                 raise CoreLensError(
                     f"{model} with {job.task.name} and {job.pruner.name} is in the sweep twice: name each once."

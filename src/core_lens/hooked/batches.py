@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,11 @@ class Encoded:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def fingerprint(self) -> str:
+        """sha256 of all ids, types and lengths."""
+        parts = [self.ids, self.lengths, *([] if self.types is None else [self.types])]
+        return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
 
     def row(self, index: int) -> list[int]:
         """Token ids of one row."""

@@ -116,7 +116,7 @@ class HardConcretePruner:
             if value is None and name in ("steps", "examples", "pad_to"):
                 continue
             if value is None or not is_number(value, whole) or value < low:
-                raise PruningError(f"{name}={value!r} must be {'a whole number of' if whole else ''} at least {low}.")
+                raise PruningError(f"{name}={value!r} must be {'a whole number of ' if whole else ''}at least {low}.")
         for name in ("learning_rate", "lambda_learning_rate"):
             if not is_number(value := getattr(self, name)) or value <= 0:
                 raise PruningError(f"{name}={value!r} must be above 0.")

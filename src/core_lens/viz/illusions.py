@@ -135,9 +135,10 @@ def gap_bars(gaps: pd.DataFrame, proxies: Sequence[str] | None = None) -> Figure
     splits = [split for split in dict.fromkeys(gaps["split"]) if split != inside]
     if not proxies or not splits:
         raise CoreLensError("gaps has no proxy, or no split beside the one in distribution: there is nothing to draw.")
-    size = (2.3, 0.5 + 0.28 * len(splits))
+    names = [plain(split, 34) for split in splits]
+    size = (2.3, 0.5 + 0.28 * max(1, *(0.7 * (name.count("\n") + 1) for name in names)) * len(splits))
     label = "gap (% points)"
-    figure, panels = make_panels([plain(name, 26) for name in proxies], size, (label, ""))
+    figure, panels = make_panels([plain(name, 24) for name in proxies], size, (label, ""))
     y = np.arange(len(splits))
     for ax, name in zip(panels, proxies, strict=True):
         part = gaps[gaps["proxy"] == name].set_index("split").loc[splits]
@@ -146,7 +147,7 @@ def gap_bars(gaps: pd.DataFrame, proxies: Sequence[str] | None = None) -> Figure
         bars(ax, y, value, around(value, low, high), color=colors)
         ax.axvline(0, color="black", lw=0.8)
         in_percent(ax.xaxis)
-    panels[0].set_yticks(y, [plain(split, 30) for split in splits])
+    panels[0].set_yticks(y, names)
     panels[0].invert_yaxis()
     there = [verdict for verdict in _VERDICTS if verdict in set(gaps["verdict"])]
     add_legend(figure, [(Patch(color=_VERDICTS[verdict]), verdict) for verdict in there])

@@ -18,12 +18,15 @@ from .api import find_core
 from .core import Core
 from .errors import CoreLensError, CoreLensWarning
 from .evaluate import evaluate
+from .files import check_folder
 from .finetune import finetune
+from .hooked import load_model
 from .illusions import K_MEANS, illusions
 from .lottery import lottery
 from .plan import plan
 from .pruners import PRUNERS, HardConcretePruner
 from .report import write_report
+from .report.findings import model_of_run
 from .subnetwork import Subnetwork
 from .sweep import sweep, sweep_status
 from .tasks import load_task
@@ -158,6 +161,16 @@ def _parser() -> argparse.ArgumentParser:
 
     show = _command(commands, "show", "print the core and the tables of a saved run", _show)
     show.add_argument("folder", type=Path)
+
+    smaller = _command(commands, "export", "write a subnetwork of a run as a smaller HF classifier", _export)
+    smaller.add_argument("folder", type=Path, metavar="RUN")
+    smaller.add_argument("--seed", type=int, required=True, help="of the subnetwork")
+    smaller.add_argument("--sparsity", type=float, metavar="S", help="of the subnetwork (the run's, where it has one)")
+    smaller.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="new: weights, configuration, tokenizer"
+    )
+    smaller.add_argument("--model", help="hub id or local folder (where the run says)")
+    smaller.add_argument("--tokenizer", metavar="PATH", help="where the tokenizer is, if not beside the model")
 
     report = _command(commands, "report", "write a saved run as one HTML page", _report)
     report.add_argument("folder", type=Path, metavar="RUN")
@@ -381,6 +394,30 @@ def _demo(args: argparse.Namespace) -> None:
 
 def _show(args: argparse.Namespace) -> None:
     _print(Core.load(args.folder), args.folder)
+
+
+def _export(args: argparse.Namespace) -> None:
+    core = Core.load(args.folder)
+    found = [s for s in core.subnetworks if s.seed == args.seed and args.sparsity in (None, s.asked_sparsity)]
+    if len(found) != 1:
+        asked = f"seed {args.seed}" + ("" if args.sparsity is None else f" at sparsity {args.sparsity:g}")
+        known = ", ".join(s.name for s in core.subnetworks)
+        raise CoreLensError(
+            f"{args.folder} has {len(found)} subnetworks of {asked}: choose one of {known} by --seed and --sparsity."
+        )
+    path = check_folder(args.out)
+    if any(path.iterdir()):
+        raise CoreLensError(f"--out {path} is not empty: choose a new folder.")
+    if args.model is None:
+        model = model_of_run(str(core.provenance.get("model", {}).get("model_id", "?")), args.tokenizer)
+    else:
+        model = load_model(args.model, tokenizer=args.tokenizer)
+    smaller = found[0].export(model)
+    smaller.save_pretrained(path)
+    model.tokenizer.save_pretrained(path)
+    sizes = f"without {len(found[0].removed)} of {len(found[0].units)} heads and MLPs, {smaller.num_parameters():,} parameters"
+    print(f"{path}: {found[0].name} {sizes}")
+    print('read it with `import core_lens` and AutoModelForSequenceClassification or pipeline("text-classification")')
 
 
 def _report(args: argparse.Namespace) -> None:

@@ -8,16 +8,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
+from transformers import PreTrainedModel
 
-from .ablation import Replacement, replacement_from_tensors, replacement_tensors
+from .ablation import (
+    MeanActivations,
+    Replacement,
+    ResampleActivations,
+    replacement_from_tensors,
+    replacement_tensors,
+)
 from .components import Component, ComponentSet
 from .errors import CoreLensError, ModelError, SavedFileError
 from .files import read_tensors, write_tensors
 from .gates import Injection, inject
-from .hooked import component_set, model_info
+from .hooked import component_set, model_info, without
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +132,36 @@ class Subnetwork:
         device = model_info(model).device
         with inject(model, self.units, self.replacement, self.mask.float().to(device)) as injection:
             yield injection
+
+    def export(self, model: TransformerBridge) -> PreTrainedModel:
+        """This subnetwork as a smaller HF classifier, for speed: removed heads and MLPs are gone, their means are biases.
+
+            smaller = subnetwork.export(model)
+            smaller.save_pretrained("smaller")  # read again by AutoModelForSequenceClassification, or HF's pipelines
+
+        Its logits are those under `apply` (to 1e-5 in float32), on padded batches too. `config.removed` names what went.
+        Reading it again takes an `import core_lens`, which makes its class known to HF; there is no remote code.
+
+        Args:
+            model: the hooked classifier that the subnetwork was found in: BERT, RoBERTa, DistilBERT, ELECTRA or GPT-2.
+
+        Raises:
+            ModelError: another model, or an architecture that cannot be exported.
+            CoreLensError: what stands in for removed components is no constant (resample ablation).
+        """
+        self.check(model)
+        if isinstance(self.replacement, ResampleActivations):
+            raise CoreLensError(
+                "a subnetwork found with resample ablation cannot be exported, as what stands in for its removed "
+                "components is not constant: prune with ablation='mean' or 'zero'."
+            )
+        info = model_info(model)
+        heads = torch.zeros(info.n_layers, info.n_heads, info.d_head, device=info.device)
+        mlps = torch.zeros(info.n_layers, info.d_model, device=info.device)
+        if isinstance(self.replacement, MeanActivations):
+            means = self.replacement.bind(model)
+            heads, mlps = means.heads, means.mlps
+        return without(model, self.removed, heads, mlps)
 
     def check(self, model: TransformerBridge) -> None:
         """Raise a ModelError that says what differs, unless this subnetwork belongs to `model`."""

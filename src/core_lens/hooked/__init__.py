@@ -13,9 +13,11 @@ from .info import (
 )
 from .loading import load_language_model, load_model, shipped
 from .precision import bf16_attention, bf16_autocast
+from .smaller import EXPORTED, without
 
 __all__ = [
     "ADAPTERS",
+    "EXPORTED",
     "LANGUAGE_MODELS",
     "DecoderAdapter",
     "Encoded",
@@ -35,4 +37,5 @@ __all__ = [
     "model_info",
     "register_architecture",
     "shipped",
+    "without",
 ]

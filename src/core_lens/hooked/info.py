@@ -137,6 +137,11 @@ def problem_type(config: Any) -> str:
 
 def check_architecture(name: str, also: Iterable[str] = ()) -> None:
     """Raise a ModelError that lists what is supported, unless HF's class `name` is a classifier that is, or one of `also`."""
+    if name.startswith("Exported"):
+        raise ModelError(
+            f"an exported subnetwork ({name}) has no hook points: analyse the full model that it was exported from, with the "
+            "subnetwork's own file, and use the exported one through transformers."
+        )
     if name not in ADAPTERS and name not in also:
         raise ModelError(
             f"{name} is not supported: pass one of {', '.join(ADAPTERS)} (a pretrained model is fine-tuned "

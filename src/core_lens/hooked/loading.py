@@ -280,6 +280,8 @@ def _load(source: _Source, allow_pickle: bool, with_head: bool = True, language_
 
 def _check_config(config: Any, name: str, with_head: bool = True) -> None:
     """Raise unless the configuration is of a supported classifier, or of what could become one."""
+    if hasattr(config, "removed"):
+        check_architecture(type(config).__name__)
     known = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(config.model_type)
     check_architecture(known or f"{name} (model type {config.model_type!r})")
     problem_type(config)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -199,8 +199,13 @@ def configuration(name: str, n_words: int, settings: Settings) -> Any:
     return GPT2Config(**sizes, **no_dropout, **activation, bos_token_id=CLS_ID, eos_token_id=SEP_ID, **shared)
 
 
-def make(out: Path, settings: Settings = Settings()) -> Curve:
-    """Train, save and evaluate all models under `out/weights`, and write `out/MODEL_CARD.md`.
+def make(out: Path, settings: Settings = Settings(), models: Sequence[str] = ("lab", "lab-gpt2")) -> Curve:
+    """Train, save and evaluate models under `out/weights`, and write `out/MODEL_CARD.md`.
+
+    Args:
+        out: the folder.
+        settings: the recipe.
+        models: which of `lab` and `lab-gpt2`.
 
     Returns:
         Model -> step -> split -> accuracy of the files as they lie there, also written to `out/weights/curve.json`.
@@ -209,7 +214,7 @@ def make(out: Path, settings: Settings = Settings()) -> Curve:
     torch.use_deterministic_algorithms(True)
     task, text, weights, curve = lab_task(), corpus(settings.corpus_pairs), out / "weights", {}
     n_words = n_parameters = 0
-    for name in ("lab", "lab-gpt2"):
+    for name in models:
         torch.manual_seed(settings.seed)
         generator = torch.Generator().manual_seed(settings.seed)
         # GPT-2 has no token types: it would look them up among its words.

@@ -265,7 +265,7 @@ def find_model_and_task(
     else:
         model_id = str(core.provenance.get("model", {}).get("model_id", "?"))
         try:
-            bridge = _look_for(model_id, tokenizer, device)
+            bridge = model_of_run(model_id, tokenizer, device)
             core.subnetworks[0].check(bridge)
         except ModelError as error:
             bridge = None
@@ -278,7 +278,12 @@ def find_model_and_task(
     return bridge, task, missing
 
 
-def _look_for(model_id: str, tokenizer: Any, device: Any) -> TransformerBridge:
+def model_of_run(model_id: str, tokenizer: Any = None, device: Any = None) -> TransformerBridge:
+    """The model that a run calls `model_id`.
+
+    Raises:
+        ModelError: it is not found.
+    """
     # A folder is remembered by its name only; such a name is nothing to ask the hub for.
     if shipped(model_id) == model_id and not Path(model_id).is_dir() and "/" not in model_id:
         raise ModelError("the run does not say where it is")

@@ -1,0 +1,121 @@
+"""Exported subnetworks: HF models that are smaller, say the same, and come back from disk as they were."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from builders import frame, hooked, means_of
+from core_lens import Component, CoreLensError, Subnetwork, ZeroActivations, find_core, load_model, model_info
+from core_lens.cli import main
+from core_lens.errors import ModelError
+from core_lens.hooked import batches, component_set, encode, logits
+from core_lens.tasks import Split
+
+EXPORTABLE = ("bert", "roberta", "distilbert", "electra", "gpt2")
+# Some heads of a layer, all of one, an MLP, and a layer that is left whole.
+REMOVED = ("L0.H1", "L0.H3", "L1.H0", "L1.H1", "L1.H2", "L1.H3", "L1.MLP")
+
+
+def subnetwork(model, removed=REMOVED, replacement=None):
+    units = component_set(model)
+    mask = ~units.mask([Component.parse(name) for name in removed])
+    return Subnetwork(units, mask, replacement or means_of(model))
+
+
+def padded(model):
+    encoded = encode(Split("dev", "id", frame(12, 5)), model.tokenizer)
+    return [inputs for _, inputs in batches(encoded, 4)]
+
+
+@pytest.mark.parametrize("arch", EXPORTABLE)
+@pytest.mark.parametrize("removed", [REMOVED, REMOVED[:2], REMOVED[-1:], ()])
+def test_an_exported_subnetwork_says_what_the_gated_model_says(arch, removed, tmp_path):
+    model = hooked(arch, n_heads=4, n_layers=3)
+    ours = subnetwork(model, removed)
+    smaller = ours.export(model)
+    smaller.save_pretrained(tmp_path)
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert type(again) is type(smaller) and again.config.removed == sorted(removed, key=Component.parse)
+    for inputs in padded(model):
+        assert (inputs["attention_mask"] == 0).any() or inputs["input_ids"].shape[0] == 1
+        with torch.no_grad():
+            with ours.apply(model):
+                gated = logits(model, inputs)
+            torch.testing.assert_close(smaller(**inputs).logits, gated, atol=1e-5, rtol=0)
+            torch.testing.assert_close(again(**inputs).logits, smaller(**inputs).logits, atol=0, rtol=0)
+            if removed:
+                assert (gated - logits(model, inputs)).abs().max() > 1e-3
+
+
+def test_what_is_removed_is_gone():
+    """Counted by hand: a head of width 4 in d_model 16 has 3 x (16 x 4 + 4) + 4 x 16 parameters, an MLP 2 x 16 x 64 + 64."""
+    model = hooked("bert", n_heads=4, n_layers=3)
+    whole = sum(p.numel() for p in subnetwork(model, ()).export(model).parameters())
+    smaller = subnetwork(model).export(model)
+    assert whole - sum(p.numel() for p in smaller.parameters()) == 6 * (3 * (16 * 4 + 4) + 4 * 16) + 2 * 16 * 64 + 64
+    assert smaller.bert.encoder.layer[0].attention.self.query.out_features == 8
+    assert not list(smaller.bert.encoder.layer[1].attention.self.parameters())
+
+
+def test_zero_ablation_and_bfloat16():
+    model = load_model(hooked("gpt2", n_heads=4, n_layers=3), dtype="bfloat16")
+    ours = subnetwork(model, replacement=ZeroActivations(model_info(model).weight_hash))
+    smaller = ours.export(model)
+    assert next(smaller.parameters()).dtype == torch.bfloat16
+    inputs = padded(model)[0]
+    with torch.no_grad(), ours.apply(model):
+        torch.testing.assert_close(smaller(**inputs).logits, logits(model, inputs), atol=0.1, rtol=0.05)
+
+
+def test_the_model_stays_as_it_was_and_the_copy_is_its_own():
+    model = hooked("bert", n_heads=4, n_layers=3)
+    inputs = padded(model)[0]
+    before = logits(model, inputs)
+    smaller = subnetwork(model).export(model)
+    with torch.no_grad():
+        for parameter in smaller.parameters():
+            parameter.zero_()
+    assert torch.equal(before, logits(model, inputs))
+
+
+def test_what_cannot_be_exported_is_named():
+    with pytest.raises(ModelError, match="Llama.*cannot be exported: this works for Bert"):
+        model = hooked("llama")
+        subnetwork(model, ("L0.H0",)).export(model)
+    model = hooked("bert", n_heads=4, n_layers=3)
+    with pytest.raises(ModelError, match="other weights"):
+        subnetwork(model).export(hooked("bert", n_heads=4, n_layers=3, seed=1))
+
+
+def test_an_exported_model_is_no_model_to_hook(tmp_path):
+    model = hooked("bert", n_heads=4, n_layers=3)
+    smaller = subnetwork(model).export(model)
+    with pytest.raises(CoreLensError, match="exported subnetwork.*full model"):
+        load_model(smaller, tokenizer=model.tokenizer)
+    smaller.save_pretrained(tmp_path)
+    model.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(CoreLensError, match="exported subnetwork.*full model"):
+        load_model(tmp_path)
+
+
+def test_the_command_writes_a_folder_that_another_process_reads(tmp_path, capsys):
+    run, folder = tmp_path / "run", tmp_path / "smaller"
+    core = find_core("lab", "lab", [0.4, 0.5], [1], "random", out=run, splits="dev", max_examples=10, mean_examples=64)
+    given = ["export", str(run), "--seed", "1"]
+    assert main([*given, "--out", str(folder)]) == 1
+    assert "has 2 subnetworks of seed 1: choose one of 0.4-seed1, 0.5-seed1" in capsys.readouterr().err
+    assert main([*given, "--sparsity", "0.5", "--out", str(folder)]) == 0
+    assert "without 18 of 36 heads and MLPs" in capsys.readouterr().out
+    assert main([*given, "--sparsity", "0.5", "--out", str(folder)]) == 1
+    assert "is not empty" in capsys.readouterr().err
+    code = f"""
+import core_lens, transformers
+classify = transformers.pipeline("text-classification", {str(folder)!r}, device="cpu")
+print(classify({{"text": "the doctor saw the lawyer .", "text_pair": "the lawyer saw the doctor ."}}))
+print(transformers.AutoConfig.from_pretrained({str(folder)!r}).removed)
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "score" in out and str([str(c) for c in core.at(0.5)[0].removed]) in out

@@ -222,11 +222,11 @@ def test_a_sweep_is_find_core_for_every_combination(models, alone, swept):
 def test_a_sweep_continues_and_another_configuration_has_another_key(models, swept, tmp_path, capsys):
     folder, _ = swept
     again = sweep(models[:1], [TASK], folder, pruners=[QUICK], **SETTINGS)
-    assert "0 runs to make, 4 are there" in capsys.readouterr().err and len(again.runs) == 4
+    assert "0 runs to make, 4 are there" in capsys.readouterr().err and len(again.runs) == 1
     changed = sweep(models[:1], [TASK], folder, pruners=[QUICK], **{**SETTINGS, "ablation": "zero"})
     said = capsys.readouterr().err
     assert "4 runs to make" in said and "has another ablation" in said
-    assert len(changed.runs) == 5
+    assert len(changed.runs) == 1 and len(Sweep.load(folder).runs) == 5
     with pytest.raises(SavedFileError, match="no finished run"):
         Sweep.load(tmp_path)
 
@@ -251,11 +251,23 @@ def test_failing_runs_are_reported_and_the_others_are_kept(models, workers, tmp_
     ({"pruners": ["magic"]}, "magic"),
     ({"models": ["lab", "lab"], "tasks": ["lab"]}, "in the sweep twice"),
     ({"models": ["./nowhere"]}, "nowhere"),
+    ({"models": None}, "models=None: give a list"),
+    ({"tasks": TASK}, "tasks=.*: give a list"),
+    ({"pruners": RandomPruner()}, "pruners=.*: give a list"),
+    ({"seeds": 2.5}, "seeds=2.5"),
+    ({"seeds": [2**70]}, "seeds=.*from 0 on"),
+    ({"sparsities": "0.5"}, "sparsity='0.5'"),
+    ({"sparsities": [0.5, 0.5000001]}, "equal to six digits"),
+    ({"positions": "nope"}, "positions='nope'"),
+    ({"pruner": "random"}, "no setting 'pruner'"),
+    ({"executor": LocalWorkers}, "is no executor"),
+    ({"out": ""}, "names no folder"),
+    ({"out": None}, "names no folder"),
 ])  # fmt: skip
 def test_mistakes_are_found_before_a_run_is_begun(models, tmp_path, changes, message):
-    given = {"models": models, "tasks": [TASK], "pruners": [RandomPruner()], **changes}
+    given = {"models": models, "tasks": [TASK], "out": tmp_path, "pruners": [RandomPruner()], **SETTINGS, **changes}
     with pytest.raises(CoreLensError, match=message):
-        sweep(given["models"], given["tasks"], tmp_path, pruners=given["pruners"], **SETTINGS)
+        sweep(**given)
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
@@ -267,3 +279,40 @@ def test_names_from_outside_stay_in_the_folder(tmp_path, models):
     inside = {path.resolve() for path in place.rglob("*")}
     assert {path.resolve() for path in tmp_path.rglob("*")} == inside | {place.resolve()}
     assert len(Sweep.load(place).runs) == 6
+
+
+def test_more_seeds_and_sparsities_later_are_made_too(models, tmp_path):
+    given = {**SETTINGS, "seeds": [1], "sparsities": [0.3]}
+    for changes, n in (({}, 1), ({"seeds": [1, 2]}, 2), ({"sparsities": [0.3, 0.5]}, 2), ({}, 1)):
+        found = sweep(models[:1], [TASK], tmp_path, pruners=[RandomPruner()], **{**given, **changes})
+        assert len(next(iter(found.cores.values())).subnetworks) == n
+    assert set(sweep_status(tmp_path)["state"]) == {"done"}
+
+
+def test_one_model_by_two_paths_is_one_model(models, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(models[0].parent)
+    for name in ("step-0", "./step-0/", str(models[0]), str(models[1] / ".." / "step-0")):
+        sweep([name], [TASK], tmp_path, pruners=[RandomPruner()], **{**SETTINGS, "seeds": [1], "sparsities": [0.5]})
+    assert capsys.readouterr().err.count("1 runs to make") == 1 and len(Sweep.load(tmp_path).runs) == 1
+
+
+def test_a_folder_called_lab_does_not_stand_before_the_lab(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lab").mkdir()
+    found = sweep(["lab"], ["lab"], "out", pruners=["random"], **{**SETTINGS, "seeds": [1]}, splits="dev")
+    assert found.runs["model"].tolist() == ["lab"]
+
+
+class Closed(ThreadPoolExecutor):
+    def submit(self, *args, **kwargs):
+        raise OSError("sbatch: error: invalid partition")
+
+
+def test_an_executor_that_takes_nothing_is_one_sentence(models, tmp_path):
+    gone = ThreadPoolExecutor(1)
+    gone.shutdown()
+    for executor, message in ((Closed(1), "invalid partition"), (gone, "after shutdown"), (5, "executor=5 is no")):
+        with pytest.raises(CoreLensError, match=message):
+            sweep(models[:1], [TASK], tmp_path / "a", pruners=[RandomPruner()], executor=executor, **SETTINGS)
+        with pytest.raises(CoreLensError, match=message):
+            find_core(models[0], TASK, pruner="random", out=tmp_path / "b", executor=executor, **SETTINGS)

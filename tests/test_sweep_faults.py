@@ -9,13 +9,16 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
+import core_lens
 from builders import random_task
 from core_lens import Core, CoreLensError, RandomPruner, find_core, sweep_status
+from core_lens.errors import CoreLensWarning
 from core_lens.files import file_hash
 from core_lens.run_folder import is_done
 from core_lens.workers import dask_executor
@@ -137,6 +140,28 @@ def _kill_when(out: Path, n: int, pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
             return
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_the_command_runs_on_a_cluster(cluster, tmp_path):
+    given = [
+        "find-core",
+        "lab",
+        "--task",
+        "lab",
+        "--pruner",
+        "random",
+        "--seeds",
+        "2",
+        "--sparsity",
+        "0.5",
+        "--splits",
+        "dev",
+    ]
+    command = [sys.executable, "-m", "core_lens", *given, "--max-examples", "20", "--dask", cluster.scheduler_address]
+    done = subprocess.run([*command, "--out", str(tmp_path / "run")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(Core.load(tmp_path / "run").subnetworks) == 2
 
 
 @pytest.mark.slow
@@ -266,3 +291,71 @@ def test_two_at_once_do_not_harm_each_other(model, tmp_path):
         assert all(torch.equal(x.mask, y.mask) for x, y in pairs)
     again = find_core(model, TASK, seeds=range(18), pruner=RandomPruner(), out=out, **SETTINGS)
     assert len(again.subnetworks) == len(Core.load(out).subnetworks) == 18
+
+
+DAMAGES = ("", "{", "[]", "5", "null", '{"a": 1}', "[" * 100_000, b"\xff\xfe")
+
+
+def test_any_damaged_record_is_mended_by_the_same_call(model, tmp_path):
+    """Every JSON file of a sweep, damaged in every way: `status` says so or ignores it, and the same sweep is whole again."""
+    given = {"pruners": [RandomPruner()], "seeds": [1, 2], **SETTINGS}
+    core_lens.sweep([model], [TASK], tmp_path, **given)
+    files = sorted(tmp_path.rglob("*.json"))
+    assert {path.name for path in files} >= {"run.json", "plan.json", "sweep.json", "asked.json", "full.json"}
+    for path in files:
+        for damage in DAMAGES:
+            path.write_bytes(damage if isinstance(damage, bytes) else damage.encode())
+            assert len(sweep_status(tmp_path)) == 2
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", CoreLensWarning)
+                again = core_lens.sweep([model], [TASK], tmp_path, **given)
+            assert len(next(iter(again.cores.values())).subnetworks) == 2
+            assert json.loads(path.read_text()) not in ({}, {"a": 1})
+            assert set(sweep_status(tmp_path)["state"]) == {"done"}
+
+
+def test_a_folder_in_a_files_place_is_named(model, tmp_path):
+    given = {"pruner": "random", "seeds": [1], "out": tmp_path / "run", **SETTINGS}
+    find_core(model, TASK, **given)
+    (tmp_path / "run" / "run.json").unlink()
+    (tmp_path / "run" / "run.json").mkdir()
+    with pytest.raises(CoreLensError, match=r"cannot write .*run.json: .*run.json is in its place; remove that"):
+        find_core(model, TASK, **given)
+
+
+ORPHANS = """
+import sys, time
+import core_lens
+from core_lens.workers import call_each
+with core_lens.LocalWorkers(2, gpus=()) as workers:
+    futures = [workers.submit(time.sleep, 60) for _ in range(2)]
+    time.sleep(1)
+    print("ready", flush=True)
+    [future.result() for future in futures]
+"""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
+def test_workers_leave_with_the_process_that_started_them(sent):
+    parent = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None and parent.stdout.readline().strip() == "ready"
+    children = _descendants(parent.pid)
+    assert len(children) >= 2
+    parent.send_signal(sent)
+    parent.wait()
+    end = time.monotonic() + 20
+    while (left := [pid for pid in children if Path(f"/proc/{pid}").exists()]) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not left
+
+
+def _descendants(pid: int) -> list[int]:
+    found = [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    return [*found, *(deeper for child in found for deeper in _descendants(child))]

@@ -19,6 +19,7 @@ from .pruners import Pruner
 from .runs import Order, carry_out
 from .selection import PruneOn
 from .tasks import Task
+from .workers import check_executor
 
 
 def find_core(
@@ -64,6 +65,7 @@ def find_core(
     Raises:
         CoreLensError: something about the model, the data or the settings is wrong; the message says what to change.
     """
+    check_executor(executor)
     if executor is not None and (out is None or not isinstance(model, str | Path)):
         raise CoreLensError(
             "executor= sends runs to other processes: name the model by its hub id or folder, and a folder for out= that "
@@ -76,7 +78,7 @@ def find_core(
     }  # fmt: skip
     job = plan(model, **settings)
     if folder is not None:
-        claim_folder(folder, "plan.json", job.config)
+        claim_folder(folder, "plan.json", job.config, remake=True)
     tqdm.write(str(job), file=sys.stderr)
     order = None
     if executor is not None and folder is not None:

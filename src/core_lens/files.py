@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -18,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .errors import SavedFileError
+from .errors import CoreLensWarning, SavedFileError
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -38,6 +39,9 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        there = next(p for p in (path, *path.parents) if p.exists())
+        raise SavedFileError(f"cannot write {path}: {there} is in its place; remove that.") from error
     except OSError as error:
         raise SavedFileError(
             f"cannot write {path}: {error.strerror or error}; choose a folder you may write to."
@@ -55,7 +59,9 @@ def _umask() -> int:
 
 def check_folder(path: str | Path) -> Path:
     """`path` as a folder that exists and can be written, made if need be; asked before hours of work, not after."""
-    folder = Path(path)
+    if not isinstance(path, str | Path) or not str(path) or "\0" in str(path):
+        raise SavedFileError(f"{path!r} names no folder: give its path.")
+    folder = Path(path).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -66,8 +72,14 @@ def check_folder(path: str | Path) -> Path:
     return folder
 
 
-def claim_folder(folder: Path, name: str, config: Mapping[str, Any]) -> None:
+def claim_folder(folder: Path, name: str, config: Mapping[str, Any], remake: bool = False) -> None:
     """Write the configuration into a new folder as `name`; refuse one of another configuration or with other things.
+
+    Args:
+        folder: it exists.
+        name: of the file.
+        config: plain values.
+        remake: write a damaged file again, where all else in the folder says what configuration it is of.
 
     Raises:
         SavedFileError: what differs, or what else is there.
@@ -79,8 +91,15 @@ def claim_folder(folder: Path, name: str, config: Mapping[str, Any]) -> None:
             raise SavedFileError(f"the folder {folder} holds other things ({', '.join(others[:3])}); choose a new one.")
         write_json(path, dict(config))
         return
-    there = read_json(path)
-    different = differences(there, config) if isinstance(there, dict) else [name]
+    try:
+        there = read_json(path)
+    except SavedFileError as error:
+        if not remake or path.is_dir():
+            raise
+        warnings.warn(f"{error}: it is written again.", CoreLensWarning, stacklevel=2)
+        write_json(path, dict(config))
+        return
+    different = differences(there, config)
     if different:
         raise SavedFileError(
             f"the folder {folder} holds a run with another {', '.join(different)}; choose a new folder for out=, or "
@@ -142,13 +161,17 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, write)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object."""
     if not path.is_file():
         raise SavedFileError(f"{path} does not exist; check the path.")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
         raise SavedFileError(f"{path} is damaged ({error}); make it again.") from error
+    if not isinstance(found, dict):
+        raise SavedFileError(f"{path} is damaged (it holds a {type(found).__name__}); make it again.")
+    return found
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:

@@ -151,9 +151,11 @@ def plan(
         CoreLensError: as `find_core`.
     """
     method = named_pruner(pruner, preset)
-    seed_list = _seeds(seeds)
+    seed_list = seed_numbers(seeds)
     if ablation not in ("mean", "zero", "resample"):
         raise CoreLensError(f"ablation={ablation!r}: choose 'mean', 'zero' or 'resample'.")
+    if positions not in ("all", "not_first"):
+        raise CoreLensError(f"positions={positions!r}: choose 'all' or 'not_first'.")
     check_numbers(max_examples=max_examples, mean_examples=mean_examples, batch_size=batch_size)
     chosen_task = task if isinstance(task, Task) else load_task(task, data_dir)
     bridge = load_model(model, tokenizer=tokenizer, device=device, dtype=dtype)
@@ -164,6 +166,8 @@ def plan(
     shares = list(dict.fromkeys(check_sparsity(s) for s in wanted))
     if not shares:
         raise PruningError("sparsities is empty: name at least one, such as 0.5.")
+    if len({f"{share:g}" for share in shares}) < len(shares):
+        raise PruningError(f"sparsities={shares} has two that are equal to six digits: name each once.")
     order = class_order(info.id2label, chosen_task, label_map)
     if not isinstance(units, str | Sequence):
         raise CoreLensError(f"units={units!r}: choose 'head', 'mlp' or both.")
@@ -284,17 +288,22 @@ def _kept(
     return made
 
 
-def _seeds(seeds: int | Iterable[int]) -> list[int]:
+def seed_numbers(seeds: int | Iterable[int]) -> list[int]:
+    """The seeds that `seeds` means: those of a list, or as many as it says of the paper's.
+
+    Raises:
+        PruningError: it is neither.
+    """
     given = list(seeds) if isinstance(seeds, Iterable) else [seeds]
     try:
-        numbers = [int(seed) for seed in given if seed == int(seed)]
-    except (TypeError, ValueError):
+        numbers = [int(seed) for seed in given if seed == int(seed) and 0 <= int(seed) < 2**63]
+    except (TypeError, ValueError, OverflowError):
         numbers = []
     if isinstance(seeds, Iterable) and given and len(set(numbers)) == len(given):
         return numbers
     if not isinstance(seeds, Iterable) and numbers and numbers[0] > 0:
         return [*range(PAPER_SEEDS, PAPER_SEEDS + numbers[0])]
-    raise PruningError(f"seeds={seeds!r}: give a number of at least 1, or a list of different whole numbers.")
+    raise PruningError(f"seeds={seeds!r}: give a number of at least 1, or a list of different whole numbers from 0 on.")
 
 
 def _estimate(job: Plan) -> float:

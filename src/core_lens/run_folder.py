@@ -54,9 +54,10 @@ def write_run(
     strange = sorted(p.name for p in root.iterdir() if p.name not in known and not p.name.startswith("."))
     if strange:
         raise SavedFileError(f"the folder {root} holds other things ({', '.join(strange[:3])}); choose a new one.")
-    for name in ("run.json", "plan.json"):
-        there = read_json(root / name) if (root / name).is_file() else {}
-        origin = there.get("provenance", {}) if name == "run.json" else there
+    planned = root / "plan.json"
+    if planned.is_file() or (root / "run.json").is_file():
+        # Where there is a plan.json it says whose folder this is, and a damaged run.json is written again.
+        origin = read_json(planned) if planned.is_file() else read_json(root / "run.json").get("provenance", {})
         different = [k for k in differences(origin, provenance) if k in origin and k not in ("time", "versions")]
         if different:
             raise SavedFileError(
@@ -110,10 +111,12 @@ def is_done(root: Path, name: str) -> bool:
     if not path.is_file():
         return False
     try:
-        for file, wanted in read_json(path)["files"].items():
-            if not (root / file).is_file() or file_hash(root / file) != wanted:
-                raise SavedFileError(f"{root / file} is damaged or missing")
-    except (SavedFileError, KeyError, TypeError, AttributeError) as error:
+        hashes = read_json(path).get("files")
+        for file in [file for file in _files(root, name) if name != FULL or file.suffix == ".parquet"]:
+            wanted = hashes.get(file.relative_to(root).as_posix()) if isinstance(hashes, dict) else None
+            if not file.is_file() or file_hash(file) != wanted:
+                raise SavedFileError(f"{file} is damaged, missing or not the one in {path.name}")
+    except (SavedFileError, OSError) as error:
         warnings.warn(f"{error}: run {name} is made again.", CoreLensWarning, stacklevel=2)
         return False
     return True
@@ -149,19 +152,23 @@ def log(root: Path, name: str, text: str) -> None:
 def ask_for(root: Path, names: Sequence[str]) -> None:
     """Keep which runs are wanted, beside those that were asked for before."""
     path = root / "runs" / "asked.json"
-    there: list[str] = []
-    if path.is_file():
-        with suppress(SavedFileError):  # damaged: only `status` reads it
-            there = list(read_json(path))
-    write_json(path, list(dict.fromkeys([*there, *names])))
+    write_json(path, {"runs": list(dict.fromkeys([*_asked(root), *names]))})
+
+
+def _asked(root: Path) -> list[str]:
+    """What was asked for; nothing where that is damaged, as only `status` wants to know."""
+    with suppress(SavedFileError):
+        runs = read_json(root / "runs" / "asked.json").get("runs")
+        return [name for name in runs if isinstance(name, str)] if isinstance(runs, list) else []
+    return []
 
 
 def status(folder: str | Path) -> pd.DataFrame:
     """How far a run is, also while it goes on.
 
     Returns:
-        DataFrame (run, state, seconds, host, time, error); the states are `done`, `failed`, `begun` (going on, or interrupted)
-        and `waiting`.
+        DataFrame (run, state, seconds, host, time, error); the states are `done`, `failed`, `begun` (going on, or interrupted),
+        `waiting` and `damaged` (to be made again).
 
     Raises:
         SavedFileError: the folder is no run.
@@ -170,26 +177,29 @@ def status(folder: str | Path) -> pd.DataFrame:
     if not (root / "plan.json").is_file() and not (root / "run.json").is_file():
         raise SavedFileError(f"{root} is no run (plan.json is missing); check the path.")
     place = root / "runs"
-    asked = read_json(place / "asked.json") if (place / "asked.json").is_file() else []
     there = [path.stem.removesuffix(".failed") for path in sorted(place.glob("*.json")) if path.stem != "asked"]
     rows = []
-    for name in dict.fromkeys([*asked, *there]):
+    for name in dict.fromkeys([*_asked(root), *there]):
         about: dict[str, Any] = {}
         for state, file in (("done", f"{name}.json"), ("failed", f"{name}.failed.json")):
             if (place / file).is_file():
-                about = {"state": state, **read_json(place / file)}
+                try:
+                    about = {**read_json(place / file), "state": state}
+                except SavedFileError as error:
+                    about = {"state": "damaged", "error": str(error)}
                 break
         if not about:
             lines = (
-                (place / f"{name}.log").read_text(encoding="utf-8").splitlines()
+                (place / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
                 if (place / f"{name}.log").is_file()
                 else []
             )
-            begun = [line.split(" ") for line in lines if line.endswith(" begun")]
+            begun = [parts for line in lines if len(parts := line.split(" ")) == 4 and parts[3] == "begun"]
             about = {"state": "begun", "time": begun[-1][0], "host": begun[-1][1]} if begun else {"state": "waiting"}
         if name != FULL:
             rows.append({"run": name, **{key: about.get(key) for key in ("state", "seconds", "host", "time", "error")}})
-    return pd.DataFrame(rows, columns=["run", "state", "seconds", "host", "time", "error"]).astype({"seconds": float})
+    table = pd.DataFrame(rows, columns=["run", "state", "seconds", "host", "time", "error"])
+    return table.assign(seconds=pd.to_numeric(table["seconds"].astype(str), errors="coerce"))
 
 
 def _here() -> dict[str, Any]:
@@ -211,13 +221,12 @@ def read_run(
         raise SavedFileError(f"{root} is no finished run (run.json is missing); {hint}.")
     content = read_json(root / "run.json")
     wanted_keys = {"provenance", "notes", "files"}
-    if isinstance(content, dict) and content.get("format") == FORMAT and not wanted_keys <= set(content):
+    if content.get("format") == FORMAT and not wanted_keys <= set(content):
         raise SavedFileError(
             f"{root / 'run.json'} is damaged: it lacks {', '.join(sorted(wanted_keys - set(content)))}."
         )
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else content
-        raise SavedFileError(f"{root / 'run.json'} has format {found!r}, this version reads {FORMAT}.")
+    if content.get("format") != FORMAT:
+        raise SavedFileError(f"{root / 'run.json'} has format {content.get('format')!r}, this version reads {FORMAT}.")
     subnetworks, predictions, evaluation = [], {}, None
     for name, wanted in content["files"]:
         path = root / name

@@ -18,7 +18,7 @@ from .core import Core, notes_on
 from .errors import CoreLensError, PruningError, SavedFileError
 from .evaluate import predict, score, warn_about_labels
 from .files import differences, versions_and_time
-from .hooked import model_info
+from .hooked import model_info, shipped
 from .plan import Plan, plan, problem_of
 from .pruners import PruningProblem
 from .run_folder import FULL, ask_for, is_done, log, note_failure, read_result, write_result
@@ -59,8 +59,13 @@ class Order:
             for name, value in settings.items()
             if name in ("data_dir", "tokenizer")
         }
-        source = str(Path(model).resolve()) if Path(model).is_dir() else str(model)
-        return cls(source, {**settings, **whole}, folder, cache, config)
+        return cls(whole_name(model), {**settings, **whole}, folder, cache, config)
+
+
+def whole_name(model: str | Path) -> str:
+    """A model's name that is good in every folder: the whole path of a folder, and any other name as it is."""
+    is_folder = shipped(model) == model and Path(model).is_dir()
+    return str(Path(model).resolve()) if is_folder else str(model)
 
 
 def carry_out(job: Plan, folder: Path | None, executor: Executor | None = None, order: Order | None = None) -> Core:
@@ -104,10 +109,11 @@ def report_failures(failed: Mapping[str, BaseException], n: int, folder: Path | 
     """Raise a PruningError that tells of failed runs, if there are any."""
     if failed:
         name, error = next(iter(failed.items()))
+        reason = str(error).strip() or "no reason given (has its scheduler gone?)"
         raise PruningError(
             f"{len(failed)} of {n} runs failed ({', '.join(list(failed)[:5])}), {name} with {type(error).__name__}: "
-            f"{str(error).strip().splitlines()[0] if str(error).strip() else ''}; the others are in {folder}, logs "
-            "in runs/ there, and the same call makes the failed ones again."
+            f"{reason.splitlines()[0]}; the others are in {folder}, logs in runs/ there, and the same call makes the "
+            "failed ones again."
         ) from error
 
 
@@ -167,7 +173,10 @@ def work(order: Order, sparsity: float, seed: int) -> None:
 
 def prepared(order: Order) -> tuple[Plan, PruningProblem]:
     """The plan and the problem of an order; those of the last one are kept."""
-    key = json.dumps([order.model, str(order.folder), order.config], sort_keys=True)
+    asked = [
+        str(order.settings.get(name)) for name in ("sparsities", "seeds", "batch_size")
+    ]  # not in the configuration
+    key = json.dumps([order.model, str(order.folder), order.config, asked], sort_keys=True)
     if key not in _KEPT:
         _KEPT.clear()
         _KEPT[key] = _prepare(order)
@@ -193,6 +202,8 @@ def _checked(job: Plan, folder: Path, name: str) -> tuple[Subnetwork | None, pd.
     there, table = read_result(folder, name)
     assert there is not None
     there.check(job.model)
+    if there.name != name:
+        raise SavedFileError(f"the file of {name} in {folder} holds {there.name}: delete it.")
     expected = {**job.config, "pruner": job.pruner.name}
     different = [k for k in differences(there.provenance, expected) if k in expected]
     if different:

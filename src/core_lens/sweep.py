@@ -15,7 +15,9 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
+from inspect import signature
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -25,13 +27,13 @@ from tqdm.auto import tqdm
 
 from .core import Core
 from .errors import CoreLensError, SavedFileError
-from .files import check_folder, claim_folder, differences, read_json, write_json
-from .plan import Plan, data_of, plan
+from .files import check_folder, differences, read_json, write_json
+from .plan import Plan, data_of, plan, seed_numbers
 from .pruners import Pruner
 from .run_folder import ask_for, is_done, status
-from .runs import Order, carry_out, full_predictions, name_of, prepared, report_failures, work
+from .runs import Order, carry_out, full_predictions, name_of, prepared, report_failures, whole_name, work
 from .tasks import Task
-from .workers import call_each
+from .workers import call_each, check_executor
 
 ABOUT = "sweep.json"
 """What a run's folder is of: model, task, pruner."""
@@ -61,7 +63,10 @@ class Sweep:
         Raises:
             SavedFileError: none is finished, or one is damaged.
         """
-        places = [place for place in _places(Path(folder)) if (place / "run.json").is_file()]
+        return cls._read([place for place in _places(Path(folder)) if (place / "run.json").is_file()], folder)
+
+    @classmethod
+    def _read(cls, places: Sequence[Path], folder: str | Path) -> Sweep:
         if not places:
             raise SavedFileError(f"{folder} has no finished run of a sweep: run the same command again.")
         rows = [{"folder": place.name, **read_json(place / ABOUT)} for place in places]
@@ -94,8 +99,8 @@ def sweep(
     Calling it again with the same folder continues, whatever it was interrupted by; several may share a folder.
 
     Args:
-        models: hub ids or folders (checkpoints of one fine-tuning, say).
-        tasks: names or `Task`s.
+        models: a list of hub ids or folders (checkpoints of one fine-tuning, say).
+        tasks: a list of names or `Task`s.
         out: folder; every combination has a folder of its own there, as `find_core` writes it.
         pruners: names or pruners of your own.
         sparsities, seeds, preset, device: as in `find_core`.
@@ -107,18 +112,27 @@ def sweep(
         CoreLensError: something is wrong with a model, a task or a setting, before any run is begun; or runs failed, and all
             others are kept.
     """
+    check_executor(executor)
     for name, given in (("models", models), ("tasks", tasks), ("pruners", pruners)):
-        if isinstance(given, str) or not len(given):
+        if not isinstance(given, list | tuple) or not given:
             raise CoreLensError(f"{name}={given!r}: give a list of at least one.")
+    allowed = set(signature(plan).parameters) - {"model", "task", "pruner"}
+    if strange := [name for name in options if name not in allowed]:
+        raise CoreLensError(
+            f"sweep knows no setting {strange[0]!r}: it takes models, tasks, pruners and {', '.join(allowed)}."
+        )
     if bad := [model for model in models if not isinstance(model, str | Path)]:
         raise CoreLensError(
             f"models: {type(bad[0]).__name__} is no hub id or folder: save the model, and name its folder."
         )
     folder = check_folder(out).resolve()
-    seed_list = seeds if isinstance(seeds, int) else list(seeds)
-    share_list = list(sparsities) if isinstance(sparsities, Iterable) else sparsities
+    seed_list = seed_numbers(seeds)
+    share_list = (
+        list(sparsities) if isinstance(sparsities, Iterable) and not isinstance(sparsities, str) else sparsities
+    )
     orders: list[Order] = []
     waiting: list[tuple[Order, float, int]] = []
+    total = 0
     with tqdm(total=len(models) * len(tasks) * len(pruners), desc="checks", unit="run", leave=False) as bar:
         for model, task, pruner in product(models, tasks, pruners):
             settings = {
@@ -126,17 +140,17 @@ def sweep(
                 "data_dir": data_of(data_dir, task, len(tasks) > 1), "device": device, **options,
             }  # fmt: skip
             job = plan(str(model), **settings)
-            place = _place(folder, str(model), job)
+            place = _place(folder, whole_name(model), job)
             order = Order.of(model, settings, place, folder / "shared", job.config)
             if place in [other.folder for other in orders]:
                 raise CoreLensError(
                     f"{model} with {job.task.name} and {job.pruner.name} is in the sweep twice: name each once."
                 )
             orders.append(order)
+            total += len(job.runs)
             waiting += [(order, *run) for run in job.runs if not is_done(place, name_of(*run))]
             ask_for(place, [name_of(*run) for run in job.runs])
             bar.update()
-    total = sum(len(read_json(order.folder / "runs" / "asked.json")) for order in orders)
     tqdm.write(f"{len(waiting)} runs to make, {total - len(waiting)} are there, in {folder}", file=sys.stderr)
     failed = {}
     if executor is not None:
@@ -156,10 +170,12 @@ def sweep(
         if executor is None or not [name for name in failed if name.split("/")[0] == order.folder.name]:
             try:
                 carry_out(prepared(order)[0], order.folder, None, order).save(order.folder)
+            except SavedFileError:
+                raise
             except Exception as error:
                 failed[order.folder.name] = error
     report_failures(failed, total, folder)
-    return Sweep.load(folder)
+    return Sweep._read([order.folder for order in orders], folder)
 
 
 def prepare(*orders: Order) -> None:
@@ -179,7 +195,7 @@ def sweep_status(folder: str | Path) -> pd.DataFrame:
     Raises:
         SavedFileError: the folder is neither.
     """
-    root = Path(folder)
+    root = Path(folder) if isinstance(folder, str | Path) else Path(repr(folder))
     places = [root] if (root / "plan.json").is_file() or (root / "run.json").is_file() else _places(root)
     if not places:
         raise SavedFileError(f"{root} is no run, and no sweep: check the path.")
@@ -194,15 +210,20 @@ def _place(folder: Path, model: str, job: Plan) -> Path:
     digest = hashlib.sha256(json.dumps(job.config, sort_keys=True).encode()).hexdigest()
     name = "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-.") for part in about.values())
     place = check_folder(folder / f"{name[-80:].lstrip('-.')}-{digest[:12]}")
-    if not (place / ABOUT).is_file():
-        write_json(place / ABOUT, about)
-        for other in _places(folder):
+    is_new = not (place / ABOUT).is_file()
+    write_json(place / ABOUT, about)
+    for other in _places(folder) if is_new else []:
+        with suppress(SavedFileError):  # this is but a notice
             if other != place and read_json(other / ABOUT) == about and (other / "plan.json").is_file():
                 changed = differences(read_json(other / "plan.json"), job.config)
                 tqdm.write(f"{place.name} is new: {other.name} has another {', '.join(changed)}", file=sys.stderr)
-    if not (place / "plan.json").is_file():
+    # The folder's name has the configuration's key: whatever else plan.json says, it is damaged.
+    try:
+        whole = not differences(read_json(place / "plan.json"), job.config)
+    except SavedFileError:
+        whole = False
+    if not whole:
         write_json(place / "plan.json", dict(job.config))
-    claim_folder(place, "plan.json", job.config)
     return place
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
@@ -66,7 +67,9 @@ class LocalWorkers(Executor):
         try:
             pool = self._pools[i]
             if pool is None:
-                pool = ProcessPoolExecutor(1, env=self._environments[i], initializer=_begin, initargs=(self.threads,))
+                pool = ProcessPoolExecutor(
+                    1, env=self._environments[i], initializer=_begin, initargs=(self.threads, os.getpid())
+                )
                 self._pools[i] = pool
             return pool.submit(fn, *args, **kwargs).result()
         except BrokenProcessPool:
@@ -111,10 +114,26 @@ def dask_executor(address: str) -> Iterator[Executor]:
         yield client.get_executor()
 
 
-def _begin(threads: int) -> None:
-    """In a new process: its share of the threads; Ctrl-C is for the process that started it."""
+def _begin(threads: int, parent: int) -> None:
+    """In a new process: its share of the threads; Ctrl-C is for the process that started it, whose end ends this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """Leave when the parent is gone (killed, say); files are written whole or not at all, so nothing is lost by it."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def check_executor(executor: object) -> None:
+    """Raise a CoreLensError unless `executor` is None or takes calls."""
+    if executor is not None and (isinstance(executor, type) or not callable(getattr(executor, "submit", None))):
+        raise CoreLensError(
+            f"executor={executor!r} is no executor: pass an object with submit, such as core_lens.LocalWorkers(2)."
+        )
 
 
 def call_each(
@@ -136,7 +155,12 @@ def call_each(
     with tqdm(total=len(items), desc=title, unit=unit) as bar:
         try:
             for i, item in enumerate(items):
-                going[executor.submit(call, *item)] = i
+                try:
+                    going[executor.submit(call, *item)] = i
+                except Exception as error:
+                    raise CoreLensError(
+                        f"the executor takes no calls ({type(error).__name__}: {error}): give one that is open and works."
+                    ) from error
             while going:
                 for future in _ended(list(going)):
                     i = going.pop(future)

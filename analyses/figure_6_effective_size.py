@@ -30,8 +30,7 @@ def run(cores: Mapping[int, Core], known: pd.DataFrame, task: Task, groups=None)
 
 if __name__ == "__main__":
     coarse = {"sparsities": [0.1, 0.3, 0.5, 0.7], "seeds": 2, "max_examples": 100}
-    args = scripts.arguments(__doc__, every=4, ood_e=(), run="runs/{model}-over-fine-tuning", **coarse)
-    args.steps = 60 if args.steps is None and args.preset == "fast" else args.steps
+    args = scripts.arguments(__doc__, every=4, ood_e=(), passes=4000, run="runs/{model}-over-fine-tuning", **coarse)
     found = scripts.checkpoints(args.model, args.every)
     task, runs, cores, low = core_lens.load_task(args.task, args.data_dir), args.run, {}, []
     inside, ood = [split.name for split in task.with_role("id")], scripts.shown(args, task, "ood")

@@ -32,7 +32,7 @@ from .interactions import (
 from .lottery import Lottery, lottery
 from .magnitude import MagnitudePruner
 from .plan import Plan, plan
-from .pruners import HardConcretePruner, ImportancePruner, RandomPruner
+from .pruners import HardConcretePruner, ImportancePruner, LinearizedPruner, RandomPruner
 from .subnetwork import Subnetwork
 from .sweep import Sweep, sweep, sweep_status
 from .tasks import Split, Task, load_task
@@ -53,6 +53,7 @@ __all__ = [
     "HardConcretePruner",
     "Illusions",
     "ImportancePruner",
+    "LinearizedPruner",
     "LocalWorkers",
     "Lottery",
     "MagnitudePruner",

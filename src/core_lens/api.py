@@ -27,7 +27,7 @@ def find_core(
     task: str | Task,
     sparsities: float | Iterable[float] | None = None,
     seeds: int | Iterable[int] = 12,
-    pruner: str | Pruner = "hard-concrete",
+    pruner: str | Pruner | None = None,
     preset: Literal["fast", "paper"] = "fast",
     prune_on: PruneOn | None = None,
     out: str | Path | None = None,
@@ -46,9 +46,9 @@ def find_core(
         task: a name (see `load_task`) or a `Task`.
         sparsities: shares of units to remove; None takes the paper's for the task (GPT-2: .4 and .6).
         seeds: a list, or how many (12 gives the paper's 42 to 53).
-        pruner: `hard-concrete` (the paper's), `importance` (the lottery paper's three phases), `one-shot-importance`,
-            `random`, or a pruner of your own.
-        preset: `fast` (minutes on two cores) or `paper` (exactly the published procedure), for a pruner given by name.
+        pruner: None for the preset's; `linearized`, `hard-concrete` (the paper's), `importance` (the lottery paper's three
+            phases), `one-shot-importance`, `random`, or a pruner of your own.
+        preset: `fast` (minutes on two cores: the `linearized` pruner), or `paper` (exactly the published procedure).
         prune_on: the split whose predictions masks must reproduce: None for the in-domain training data; a name, a
             list of names, or name -> share of a mixture.
         out: folder to write the run to. An interrupted run continues where it stopped when it is called again.

@@ -24,7 +24,7 @@ from .hooked import load_model
 from .illusions import K_MEANS, illusions
 from .lottery import lottery
 from .plan import plan
-from .pruners import PRUNERS, HardConcretePruner
+from .pruners import PRUNERS
 from .report import write_report
 from .report.findings import model_of_run
 from .subnetwork import Subnetwork
@@ -64,8 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     _model_and_task(find)
     find.add_argument("--sparsity", type=float, nargs="+", metavar="S", help="shares of units to remove (the paper's)")
     find.add_argument("--seeds", type=int, nargs="+", default=[12], metavar="N", help="how many, or two or more seeds")
-    find.add_argument("--pruner", default="hard-concrete", choices=PRUNERS)
-    find.add_argument("--preset", default="fast", choices=("fast", "paper"), help="of the hard-concrete pruner")
+    find.add_argument("--pruner", choices=PRUNERS, help="(the preset's: linearized, or for paper hard-concrete)")
+    find.add_argument(
+        "--preset", default="fast", choices=("fast", "paper"), help="minutes, or exactly the published procedure"
+    )
     find.add_argument("--prune-on", nargs="+", metavar="SPLIT", help="splits to select masks on (the training split)")
     find.add_argument("--units", nargs="+", default=["head", "mlp"], choices=("head", "mlp"))
     find.add_argument("--ablation", default="mean", choices=("mean", "zero", "resample"))
@@ -83,8 +85,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     many.add_argument("--task", nargs="+", required=True, metavar="TASK", help=f"of {', '.join([*CORPORA, 'lab'])}")
     many.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a folder for each; continues a sweep")
-    many.add_argument("--pruner", nargs="+", default=["hard-concrete"], choices=PRUNERS)
-    many.add_argument("--preset", default="fast", choices=("fast", "paper"), help="of the hard-concrete pruner")
+    many.add_argument(
+        "--pruner", nargs="+", choices=PRUNERS, help="(the preset's: linearized, or for paper hard-concrete)"
+    )
+    many.add_argument(
+        "--preset", default="fast", choices=("fast", "paper"), help="minutes, or exactly the published procedure"
+    )
     many.add_argument("--sparsity", type=float, nargs="+", metavar="S", help="shares of units to remove (the paper's)")
     many.add_argument("--seeds", type=int, nargs="+", default=[12], metavar="N", help="how many, or two or more seeds")
     many.add_argument("--splits", nargs="+", metavar="SPLIT", help="to report (all in- and out-of-domain splits)")
@@ -281,7 +287,7 @@ def _find_core(args: argparse.Namespace) -> None:
 def _sweep(args: argparse.Namespace) -> None:
     with _executor(args) as executor:
         found = sweep(
-            args.models, args.task, args.out, pruners=args.pruner, preset=args.preset, sparsities=args.sparsity,
+            args.models, args.task, args.out, pruners=args.pruner or [None], preset=args.preset, sparsities=args.sparsity,
             seeds=args.seeds[0] if len(args.seeds) == 1 else args.seeds, splits=args.splits, executor=executor,
             max_examples=args.max_examples, data_dir=args.data_dir, label_map=args.label_map, tokenizer=args.tokenizer,
             device=args.device,
@@ -386,9 +392,7 @@ def _illusions(a: Any) -> None:
 
 
 def _demo(args: argparse.Namespace) -> None:
-    # Half the fast preset's steps, so that the demo ends within three minutes on two cores.
-    pruner = HardConcretePruner(steps=100)
-    core = find_core("lab", "lab", seeds=args.seeds, pruner=pruner, out=args.out, device=args.device, max_examples=200)
+    core = find_core("lab", "lab", seeds=args.seeds, out=args.out, device=args.device, max_examples=200)
     _print(core, args.out)
 
 

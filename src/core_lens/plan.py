@@ -112,7 +112,7 @@ def plan(
     task: str | Task,
     sparsities: float | Iterable[float] | None = None,
     seeds: int | Iterable[int] = 12,
-    pruner: str | Pruner = "hard-concrete",
+    pruner: str | Pruner | None = None,
     preset: Literal["fast", "paper"] = "fast",
     *,
     prune_on: PruneOn | None = None,

@@ -20,7 +20,7 @@ from .errors import CoreLensError, TaskError
 from .hooked import load_model
 from .illusions import Illusions, illusions
 from .lottery import Lottery, lottery
-from .pruners import HardConcretePruner, named_pruner
+from .pruners import HardConcretePruner, LinearizedPruner, named_pruner
 from .tasks import Role, Task, load_task
 
 
@@ -35,6 +35,7 @@ def arguments(doc: str | None, omit: Sequence[str] = (), **more: Any) -> argpars
         **more: other defaults for the arguments below, and the script's own arguments with theirs; a default that is a
             number takes such a number, a tuple takes several words.
     """
+    omit = [*omit, *(["passes"] if "preset" in omit else [])]
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="lab", help="hub id, local folder, or a model of the package")
 
@@ -49,7 +50,12 @@ def arguments(doc: str | None, omit: Sequence[str] = (), **more: Any) -> argpars
     add("--sparsities", type=float, nargs="+", help="shares of units to remove (the paper's)")
     add("--seeds", type=int, default=5, help="how many (the paper: 12)")
     add("--preset", default="fast", choices=("fast", "paper"))
-    add("--steps", type=int, help="of a pruner or a training that is begun (the default's)")
+    add("--passes", type=int, help="that the fast preset's pruner spends on each subnetwork (12,000)")
+    add(
+        "--steps",
+        type=int,
+        help="of a training that is begun (the default's), or of the hard-concrete pruner, which is then taken",
+    )
     add("--splits", nargs="+", help="what to show (all in- and out-of-domain splits)")
     add("--max-examples", type=int, default=500, help="of each split")
     add("--picture", help="file to draw the figure to: .png, .svg or .pdf")
@@ -121,9 +127,11 @@ def find_run(args: argparse.Namespace, model: TransformerBridge, task: Task, spl
             )
         print(f"{args.run} is read: {len(core.subnetworks)} subnetworks, sparsities {core.sparsities}", file=sys.stderr)
         return core
-    pruner = named_pruner("hard-concrete", args.preset)
+    pruner = named_pruner(None, args.preset)
+    if isinstance(pruner, LinearizedPruner) and args.passes is not None:
+        pruner = replace(pruner, passes=args.passes)
     if args.steps is not None:
-        pruner = replace(cast(HardConcretePruner, pruner), steps=args.steps)
+        pruner = replace(cast(HardConcretePruner, named_pruner("hard-concrete", args.preset)), steps=args.steps)
     reported = [split.name for split in task.select()]
     rest = {"splits": [*reported, *splits], "max_examples": args.max_examples, "out": args.run}
     return find_core(model, task, args.sparsities, args.seeds, pruner, args.preset, **rest)

@@ -85,7 +85,7 @@ def sweep(
     tasks: Sequence[str | Task],
     out: str | Path,
     *,
-    pruners: Sequence[str | Pruner] = ("hard-concrete",),
+    pruners: Sequence[str | Pruner | None] = (None,),
     sparsities: float | Iterable[float] | None = None,
     seeds: int | Iterable[int] = 12,
     preset: Literal["fast", "paper"] = "fast",
@@ -102,7 +102,7 @@ def sweep(
         models: a list of hub ids or folders (checkpoints of one fine-tuning, say).
         tasks: a list of names or `Task`s.
         out: folder; every combination has a folder of its own there, as `find_core` writes it.
-        pruners: names or pruners of your own.
+        pruners: a list of names or pruners of your own; None among them is the preset's.
         sparsities, seeds, preset, device: as in `find_core`.
         executor: makes the runs elsewhere, as in `find_core`; in this process by default.
         data_dir: where the tasks' files are, in a folder for each where there are several.

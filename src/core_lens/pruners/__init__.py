@@ -9,14 +9,16 @@ from .base import Pruner, PruningProblem, PruningResult, check_sparsity, diverge
 from .chance import RandomPruner
 from .hard_concrete import HardConcretePruner, paper_steps
 from .importance import ImportancePruner
+from .linearized import LinearizedPruner
 
-PRUNERS = ("hard-concrete", "importance", "one-shot-importance", "random")
+PRUNERS = ("linearized", "hard-concrete", "importance", "one-shot-importance", "random")
 """Names that `find_core` knows."""
 
 __all__ = [
     "PRUNERS",
     "HardConcretePruner",
     "ImportancePruner",
+    "LinearizedPruner",
     "Pruner",
     "PruningProblem",
     "PruningResult",
@@ -29,10 +31,15 @@ __all__ = [
 ]
 
 
-def named_pruner(pruner: str | Pruner, preset: Literal["fast", "paper"] = "fast") -> Pruner:
-    """A pruner by name (its preset applies to hard-concrete alone), or the given one unchanged."""
+def named_pruner(pruner: str | Pruner | None, preset: Literal["fast", "paper"] = "fast") -> Pruner:
+    """A pruner by name, the given one unchanged, or for None the preset's: `linearized`, or the paper's `hard-concrete`.
+
+    Of a pruner given by name the preset says something for `hard-concrete` alone.
+    """
     if preset not in ("fast", "paper"):
         raise PruningError(f"preset={preset!r}: choose 'fast' or 'paper'.")
+    if pruner is None:
+        pruner = "hard-concrete" if preset == "paper" else "linearized"
     if not isinstance(pruner, str):
         missing = [name for name in ("name", "examples", "config", "work", "prune") if not hasattr(pruner, name)]
         if missing or isinstance(pruner, type):
@@ -41,6 +48,7 @@ def named_pruner(pruner: str | Pruner, preset: Literal["fast", "paper"] = "fast"
             )
         return pruner
     known: tuple[Pruner, ...] = (
+        LinearizedPruner(),
         HardConcretePruner.paper() if preset == "paper" else HardConcretePruner(),
         ImportancePruner(),
         ImportancePruner.one_shot(),

@@ -75,7 +75,7 @@ class PruningProblem:
         return float(gold.gather(1, said[:, None]).double().mean())
 
 
-def divergence(teacher: Tensor, logits: Tensor, is_regression: bool = False) -> Float[Tensor, " batch"]:
+def divergence(teacher: Tensor, logits: Tensor, is_regression: bool = False) -> Float[Tensor, "*batch"]:
     """KL(teacher || student) over classes per example, in nats; squared error of the output for regression."""
     if is_regression:
         return (logits - teacher).square().sum(dim=-1)

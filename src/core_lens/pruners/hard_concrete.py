@@ -224,8 +224,7 @@ class HardConcretePruner:
 
     def _stream(self, problem: PruningProblem, seed: int):
         """Batches without end, shuffled anew in every epoch."""
-        longest: int = problem.model.tokenizer.model_max_length
-        pad_to = None if self.pad_to is None else min(self.pad_to, longest)
+        pad_to = None if self.pad_to is None else min(self.pad_to, problem.model.tokenizer.model_max_length)
         epoch = 0
         while True:
             yield from batches(

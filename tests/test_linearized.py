@@ -131,6 +131,17 @@ def test_a_swap_is_only_made_where_the_model_confirms_it():
     assert not same_rows or all(a >= b for a, b in itertools.pairwise(swaps))
 
 
+def test_a_curve_has_every_sparsity_for_the_price_of_one():
+    p = problem(hooked(n_heads=4))
+    found = SMALL.curve(p, [0.5, 0.2, 0.7], 0)
+    assert [*found] == [0.2, 0.5, 0.7]
+    assert [int((~result.mask).sum()) for result in found.values()] == [2, 5, 7]
+    assert [*found.values()][-1].passes <= SMALL.passes
+    for sparsity, result in found.items():
+        rivals = [kl(p, RandomPruner().prune(p, sparsity, seed).mask) for seed in range(20)]
+        assert kl(p, result.mask) <= sorted(rivals)[2]
+
+
 @pytest.mark.parametrize("name", ["passes", "examples", "sample", "batch_size"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "many", math.nan])
 def test_wrong_settings_are_refused_by_name(name, value):

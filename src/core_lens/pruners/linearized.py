@@ -11,7 +11,7 @@ anew at every mask on the way, and checked against the model itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -76,16 +76,35 @@ class LinearizedPruner:
         return self.passes // 2
 
     def prune(self, problem: PruningProblem, sparsity: float, seed: int) -> PruningResult:
+        return self.curve(problem, [sparsity], seed)[sparsity]
+
+    def curve(self, problem: PruningProblem, sparsities: Iterable[float], seed: int) -> dict[float, PruningResult]:
+        """Subnetworks at several sparsities from one run, each found from the one before, for about the price of the last.
+
+        For curves: such subnetworks are close to nested, so that a core or a rank correlation over them would be circular.
+        Runs of `prune` are independent of each other.
+
+        Args:
+            problem, seed: as in `prune`.
+            sparsities: each strictly between 0 and 1.
+
+        Returns:
+            Sparsity -> its result; `passes` are those spent up to there.
+        """
+        wanted = sorted(check_sparsity(sparsity) for sparsity in sparsities)
         n = len(problem.units)
-        goal = round(check_sparsity(sparsity) * n)
-        n_rounds = max(2, math.ceil(goal / n / _STEP))
+        n_rounds = max(2, math.ceil(round(wanted[-1] * n) / n / _STEP))
         n_rows = self.sample or max(8, self.passes // (2 * n_rounds * _cost(problem)))
         rows = torch.randperm(len(problem), generator=torch.Generator().manual_seed(seed))[:n_rows]
-        search = _Search(problem, rows, self.batch_size)
-        with tqdm(total=self.passes, desc=f"prune {sparsity:.0%} seed {seed}", unit="pass", leave=False) as bar:
-            search.eliminate(goal, n_rounds, bar)
-            search.refine(self.passes, bar)
-        return PruningResult(search.mask, search.scores(), pd.DataFrame(search.history), search.passes)
+        search, found = _Search(problem, rows, self.batch_size), {}
+        title = f"prune {', '.join(f'{sparsity:.0%}' for sparsity in wanted)} seed {seed}"
+        with tqdm(total=self.passes, desc=title, unit="pass", leave=False) as bar:
+            for sparsity in wanted:
+                search.eliminate(round(sparsity * n), bar)
+                search.refine(round(self.passes * sparsity / wanted[-1]), bar)
+                history = pd.DataFrame(search.history)
+                found[sparsity] = PruningResult(search.mask.clone(), search.scores(), history, search.passes)
+        return found
 
 
 def _cost(problem: PruningProblem) -> int:
@@ -111,14 +130,17 @@ class _Search:
         self.place = torch.full((len(self.problem),), -1)
         self.place[rows] = torch.arange(len(rows))
 
-    def eliminate(self, goal: int, n_rounds: int, bar: Any) -> None:
-        """Remove `goal` units in rounds of about equal size."""
+    def eliminate(self, goal: int, bar: Any) -> None:
+        """Remove units in rounds of about equal size until `goal` are gone."""
+        begin = int((~self.mask).sum())
+        n_rounds = max(1 if begin else 2, math.ceil((goal - begin) / len(self.mask) / _STEP))
         for number in range(1, n_rounds + 1):
-            target = round(goal * number / n_rounds)
+            target = begin + round((goal - begin) * number / n_rounds)
             self.linearise()
+            fresh: set[int] = set()
             if number == 1:
                 self._measure_cheap_mlps(goal)
-            fresh: set[int] = set() if number > 1 else set(self.measured)
+                fresh = set(self.measured)
             while True:
                 surrogate = self._surrogate()
                 surrogate.remove(target)
@@ -224,14 +246,15 @@ class _Search:
 
         An MLP's gate is far from linear, and its derivative may be a hundredth of what its removal does.
         """
-        mlps = self.is_mlp.nonzero()[:, 0].tolist()
+        mlps = [unit for unit in (self.is_mlp & self.mask).nonzero()[:, 0].tolist() if unit not in self.measured]
+        n_others = len(self.mask) - len(mlps)
         heads_alone = self._surrogate()
-        heads_alone.remove(min(goal, len(self.mask) - len(mlps)))
+        heads_alone.remove(min(goal, n_others))
         probe = torch.arange(min(_PROBE, len(self.rows)))
         for unit in mlps:
             change = self._measure(unit, probe)
             cost = self.distance(self.logits[probe] - change, probe).mean()
-            if goal > len(self.mask) - len(mlps) or cost < 3 * heads_alone.value:
+            if goal > n_others or cost < 3 * heads_alone.value:
                 self._measure(unit)
 
     def _surrogate(self) -> _Surrogate:

@@ -55,7 +55,7 @@ def every_subset(problem: PruningProblem) -> torch.Tensor:
 
     with inject(model, units, problem.replacement) as gates, torch.inference_mode():
         for rows, inputs in tqdm(
-            [*batches(problem.encoded, 128, rows=torch.arange(len(problem)))], "subsets", file=sys.stderr
+            [*batches(problem.encoded, 32, rows=torch.arange(len(problem)))], "subsets", file=sys.stderr
         ):
             wide = {name: tensor.repeat(len(choices), 1) for name, tensor in inputs.items()}
             descend(0, torch.ones(len(units)), 0, None, (rows, wide))

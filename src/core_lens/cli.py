@@ -303,7 +303,7 @@ def _status(args: argparse.Namespace) -> None:
             f"{args.folder} has no records of runs (runs/ is empty): core-lens show tells what it holds."
         )
     counts = table.groupby("folder", sort=False)["state"].value_counts().unstack(fill_value=0)
-    order = [state for state in ("done", "failed", "begun", "waiting") if state in counts]
+    order = [state for state in ("done", "failed", "damaged", "begun", "waiting") if state in counts]
     print(counts[order].assign(minutes=table.groupby("folder")["seconds"].mean() / 60).to_string(float_format=_three))
     for row in table[table["state"] == "failed"].itertuples():
         print(f"failed: {row.folder}/{row.run} on {row.host} at {row.time}: {row.error}")

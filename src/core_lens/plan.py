@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -277,12 +278,10 @@ def _kept(
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = cache / f"{name}-{digest[:16]}.safetensors"
     if path.is_file():
-        try:
+        with suppress(SavedFileError):  # a damaged one is made again
             found, meta = read_tensors(path, (), ("key",))
             if meta["key"] == dict(key):
                 return found
-        except SavedFileError:
-            pass  # damaged: it is made again
     made = make()
     write_tensors(path, made, {"key": dict(key)})
     return made

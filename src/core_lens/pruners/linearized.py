@@ -134,9 +134,10 @@ class _Search:
         """Remove units in rounds of about equal size until `goal` are gone."""
         begin = int((~self.mask).sum())
         n_rounds = max(1 if begin else 2, math.ceil((goal - begin) / len(self.mask) / _STEP))
+        if not begin:
+            self.linearise()
         for number in range(1, n_rounds + 1):
             target = begin + round((goal - begin) * number / n_rounds)
-            self.linearise()
             fresh: set[int] = set()
             if number == 1:
                 self._measure_cheap_mlps(goal)
@@ -152,10 +153,10 @@ class _Search:
                 for unit in stale.nonzero()[:, 0].tolist():
                     self._measure(unit)
                     fresh.add(unit)
-            self._log("round", surrogate.value)
-            self.mask = surrogate.mask
+            self.mask, predicted = surrogate.mask, surrogate.value
+            self.linearise()
+            self._log("round", predicted)
             bar.update(self.passes - bar.n)
-        self.linearise()
 
     def refine(self, budget: int, bar: Any) -> None:
         """Swap while the model itself confirms that the KL falls; where nothing helps any more, on twice as many examples."""
@@ -174,14 +175,13 @@ class _Search:
                     break
                 self._grow(n_rows)
                 tried.clear()
-            elif self._is_better(trial.mask):
-                self._log("swap", trial.value)
-                self.mask = trial.mask
+            elif self._is_better(trial[0]):
+                self.mask = trial[0]
                 self.linearise()
+                self._log("swap", trial[1])
             else:
                 at_once = max(1, at_once // 2)
             bar.update(min(self.passes, budget) - bar.n)
-        self._log("end", self.value)
 
     @property
     def value(self) -> float:
@@ -267,20 +267,19 @@ class _Search:
         toggle = torch.where(self.mask, -with_less_without, with_less_without)
         return _Surrogate(self, self.mask.clone(), self.logits, toggle.permute(2, 0, 1).contiguous(), stays)
 
-    def _propose(self, at_once: int, tried: set[bytes]) -> _Surrogate | None:
-        """The best mask within so many swaps that was not tried, as the surrogate has it."""
+    def _propose(self, at_once: int, tried: set[bytes]) -> tuple[Tensor, float] | None:
+        """The best mask within so many swaps that was not tried, as the surrogate has it, and the KL predicted for it."""
         surrogate = self._surrogate()
         if at_once > 1:
             surrogate.swap(at_once)
-            masks = [surrogate.mask]
+            masks = [(surrogate.mask, surrogate.value)]
         else:
             masks = surrogate.single_swaps()
-        for mask in masks:
+        for mask, predicted in masks:
             key = mask.numpy().tobytes()
             if key not in tried and not torch.equal(mask, self.mask):
                 tried.add(key)
-                surrogate.mask = mask
-                return surrogate
+                return mask, predicted
         return None
 
     def _is_better(self, mask: Tensor) -> bool:
@@ -320,6 +319,7 @@ class _Search:
         return rank + len(rank) * self.mask.float()
 
     def _log(self, kind: str, predicted: float) -> None:
+        """What the mask is now, beside what was predicted for it."""
         self.history.append(
             {"step": kind, "removed": int((~self.mask).sum()), "divergence": self.value, "predicted": predicted,
              "rows": len(self.rows), "passes": self.passes}
@@ -368,13 +368,14 @@ class _Surrogate:
                 return
             self._flip(*pairs[int(values.argmin())].tolist())
 
-    def single_swaps(self) -> list[Tensor]:
-        """The masks one swap away that look best, the best first."""
+    def single_swaps(self) -> list[tuple[Tensor, float]]:
+        """The masks one swap away that look best, the best first, each with its KL."""
         pairs, values = self._pairs()
         masks = []
-        for pair in pairs[values.argsort()[:_TRIALS]]:
-            masks.append(self.mask.clone())
-            masks[-1][pair] = ~masks[-1][pair]
+        for i in values.argsort()[:_TRIALS]:
+            mask = self.mask.clone()
+            mask[pairs[i]] = ~mask[pairs[i]]
+            masks.append((mask, float(values[i])))
         return masks
 
     def _pairs(self) -> tuple[Tensor, Tensor]:

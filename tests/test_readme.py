@@ -55,6 +55,7 @@ def test_the_shell_commands_run_one_after_the_other(tmp_path):
         "show",
         "report",
         "evaluate",
+        "export",
         "finetune",
         "lottery",
         "illusions",

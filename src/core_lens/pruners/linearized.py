@@ -32,9 +32,12 @@ _STEP = 0.08
 _SHORTLIST = 64
 """Units of each side that a swap is sought among."""
 _TRIALS = 30
-"""Swaps that may fail at a mask before it counts as a local optimum."""
+"""Swaps that may fail at a mask before it counts as a local optimum; ways out of it that may lead to known masks."""
 _PROBE = 64
 """Examples that tell whether an MLP could go at all."""
+
+_State = tuple[float, Tensor, Tensor, Tensor, dict[int, Tensor]]
+"""Of a search: the KL, the mask, the logits and their derivative there, and what was measured."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,10 @@ def _cost(problem: PruningProblem) -> int:
     return max(2, problem.teacher.shape[1])
 
 
+def _key(mask: Tensor) -> bytes:
+    return mask.numpy().tobytes()
+
+
 class _Search:
     """The mask so far, the model's logits and their derivative there, and what it all cost."""
 
@@ -123,6 +130,7 @@ class _Search:
         self.measured: dict[int, Tensor] = {}  # unit -> logits with it less logits without it, [row, class]
         self.history: list[dict[str, Any]] = []
         self.passes = 0
+        self.generator = torch.Generator().manual_seed(int(rows[0]))
         self._take(rows)
 
     def _take(self, rows: Tensor) -> None:
@@ -159,22 +167,29 @@ class _Search:
             bar.update(self.passes - bar.n)
 
     def refine(self, budget: int, bar: Any) -> None:
-        """Swap while the model itself confirms that the KL falls; where nothing helps any more, on twice as many examples."""
+        """Swap while the model itself confirms that the KL falls; where nothing helps any more, on twice as many examples.
+
+        Where those cannot be afforded, or there are no more, leave the optimum at random and come down anew.
+        """
         at_once = max(1, int((~self.mask).sum()) // 4)
-        tried: set[bytes] = set()
+        tried, best, in_vain = {_key(self.mask)}, self._state(), 0
         while self.passes + (1 + _cost(self.problem)) * len(self.rows) <= budget:
             trial = self._propose(at_once, tried)
             if trial is None and at_once > 1:
                 at_once = 1
             elif trial is None:
+                best = self._back_to(best)
                 n_rows = min(2 * len(self.rows), len(self.problem))
                 if (
-                    n_rows == len(self.rows)
-                    or self.passes + (_cost(self.problem) + len(self.measured)) * n_rows > budget
+                    n_rows > len(self.rows)
+                    and self.passes + (_cost(self.problem) + len(self.measured)) * n_rows <= budget
                 ):
+                    self._grow(n_rows)
+                    tried, best = {_key(self.mask)}, self._state()
+                elif in_vain == _TRIALS or self.passes + 2 * _cost(self.problem) * len(self.rows) > budget:
                     break
-                self._grow(n_rows)
-                tried.clear()
+                else:
+                    in_vain = 0 if self._leave(tried) else in_vain + 1
             elif self._is_better(trial[0]):
                 self.mask = trial[0]
                 self.linearise()
@@ -182,6 +197,45 @@ class _Search:
             else:
                 at_once = max(1, at_once // 2)
             bar.update(min(self.passes, budget) - bar.n)
+        self._back_to(best)
+
+    def _state(self) -> _State:
+        return self.value, self.mask, self.logits, self.slope, dict(self.measured)
+
+    def _be(self, state: _State) -> None:
+        _, self.mask, self.logits, self.slope, self.measured = *state[:4], dict(state[4])
+
+    def _back_to(self, best: _State) -> _State:
+        """The better one of where the search is and `best`, to which it returns if it is worse."""
+        if self.value > best[0]:
+            self._be(best)
+            self._log("back", best[0])
+        return self._state()
+
+    def _leave(self, tried: set[bytes]) -> bool:
+        """Toggle a few units at random and, linearised there, as many of the other side; False where the mask was tried."""
+        before, n_removed = self._state(), int((~self.mask).sum())
+        sides = [side for side in self._surrogate().sides() if len(side)]
+        if len(sides) < 2:
+            return False
+        side = sides[int(torch.randint(2, (), generator=self.generator))]
+        most = max(1, min(len(part) for part in sides) // 4)
+        n = int(torch.randint(1, most + 1, (), generator=self.generator))
+        away = side[torch.randperm(len(side), generator=self.generator)[:n]]
+        self.mask = self.mask.clone()
+        self.mask[away] = ~self.mask[away]
+        self.linearise()
+        surrogate = self._surrogate(away)
+        surrogate.remove(n_removed)
+        surrogate.restore(n_removed)
+        if _key(surrogate.mask) in tried:
+            self._be(before)
+            return False
+        self.mask = surrogate.mask
+        tried.add(_key(self.mask))
+        self.linearise()
+        self._log("leave", surrogate.value)
+        return True
 
     @property
     def value(self) -> float:
@@ -257,13 +311,15 @@ class _Search:
             if goal > n_others or cost < 3 * heads_alone.value:
                 self._measure(unit)
 
-    def _surrogate(self) -> _Surrogate:
-        """Linearised logits around the mask; what was measured takes the place of a derivative."""
+    def _surrogate(self, stay: Tensor | None = None) -> _Surrogate:
+        """Linearised logits around the mask; what was measured takes the place of a derivative. `stay` are not to move."""
         with_less_without = self.slope.clone()
         for unit, change in self.measured.items():
             with_less_without[..., unit] = change
         stays = self.is_mlp & self.mask
         stays[list(self.measured)] = False
+        if stay is not None:
+            stays[stay] = True
         toggle = torch.where(self.mask, -with_less_without, with_less_without)
         return _Surrogate(self, self.mask.clone(), self.logits, toggle.permute(2, 0, 1).contiguous(), stays)
 
@@ -276,9 +332,8 @@ class _Search:
         else:
             masks = surrogate.single_swaps()
         for mask, predicted in masks:
-            key = mask.numpy().tobytes()
-            if key not in tried and not torch.equal(mask, self.mask):
-                tried.add(key)
+            if _key(mask) not in tried:
+                tried.add(_key(mask))
                 return mask, predicted
         return None
 
@@ -300,9 +355,8 @@ class _Search:
     def _grow(self, n_rows: int) -> None:
         others = torch.ones(len(self.problem), dtype=torch.bool)
         others[self.rows] = False
-        generator = torch.Generator().manual_seed(int(self.rows[0]))
         more = others.nonzero()[:, 0]
-        more = more[torch.randperm(len(more), generator=generator)][: n_rows - len(self.rows)]
+        more = more[torch.randperm(len(more), generator=self.generator)][: n_rows - len(self.rows)]
         self._take(torch.cat([self.rows, more]))
         self.linearise()
         again, self.measured = list(self.measured), {}
@@ -347,18 +401,24 @@ class _Surrogate:
             self.mask[unit] = ~self.mask[unit]
         self.value = float(self._kl(self.logits[None]))
 
-    def _sides(self) -> tuple[Tensor, Tensor]:
+    def sides(self) -> tuple[Tensor, Tensor]:
         """Units that may go, and units that may come back."""
-        return (self.mask & ~self.stays).nonzero()[:, 0], (~self.mask).nonzero()[:, 0]
+        return (self.mask & ~self.stays).nonzero()[:, 0], (~self.mask & ~self.stays).nonzero()[:, 0]
 
     def remove(self, target: int) -> None:
         """Remove the least harmful unit, one after the other, until `target` are gone."""
         while int((~self.mask).sum()) < target:
-            kept, _ = self._sides()
+            kept, _ = self.sides()
             if len(kept) == 0:
                 self.stays = torch.zeros_like(self.stays)
                 continue
             self._flip(int(kept[self.values(kept).argmin()]))
+
+    def restore(self, target: int) -> None:
+        """Bring back the most useful unit, one after the other, until `target` are gone."""
+        while int((~self.mask).sum()) > target:
+            _, removed = self.sides()
+            self._flip(int(removed[self.values(removed).argmin()]))
 
     def swap(self, limit: int) -> None:
         """Exchange units, the best pair first, at most `limit` times and while it helps."""
@@ -380,7 +440,7 @@ class _Surrogate:
 
     def _pairs(self) -> tuple[Tensor, Tensor]:
         """(pairs [pair, 2] of one unit that comes back and one that goes, their KL)."""
-        kept, removed = self._sides()
+        kept, removed = self.sides()
         if len(kept) * len(removed) == 0:
             return torch.zeros(0, 2, dtype=torch.long), torch.zeros(0)
         kept = kept[self.values(kept).argsort()[:_SHORTLIST]]

@@ -169,7 +169,7 @@ class _Search:
     def refine(self, budget: int, bar: Any) -> None:
         """Swap while the model itself confirms that the KL falls; where nothing helps any more, on twice as many examples.
 
-        Where those cannot be afforded, or there are no more, leave the optimum at random and come down anew.
+        Where those cannot be afforded, or there are no more, leave the optimum at random, come down anew and keep the best.
         """
         at_once = max(1, int((~self.mask).sum()) // 4)
         tried, best, in_vain = {_key(self.mask)}, self._state(), 0
@@ -213,14 +213,14 @@ class _Search:
         return self._state()
 
     def _leave(self, tried: set[bytes]) -> bool:
-        """Toggle a few units at random and, linearised there, as many of the other side; False where the mask was tried."""
+        """Toggle some units at random, mostly few, and linearised there as many of the other side; False if that was tried."""
         before, n_removed = self._state(), int((~self.mask).sum())
         sides = [side for side in self._surrogate().sides() if len(side)]
         if len(sides) < 2:
             return False
         side = sides[int(torch.randint(2, (), generator=self.generator))]
-        most = max(1, min(len(part) for part in sides) // 4)
-        n = int(torch.randint(1, most + 1, (), generator=self.generator))
+        most = max(1, min(len(part) for part in sides) // 2)
+        n = int((most + 1) ** float(torch.rand((), generator=self.generator)))
         away = side[torch.randperm(len(side), generator=self.generator)[:n]]
         self.mask = self.mask.clone()
         self.mask[away] = ~self.mask[away]

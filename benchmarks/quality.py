@@ -34,6 +34,7 @@ def pruners(names: list[str] | None) -> dict[str, core_lens.pruners.Pruner]:
         "hard-concrete fast": core_lens.HardConcretePruner(),
         "importance phases": core_lens.ImportancePruner(stop=None, loss="kl"),
         "one-shot importance": core_lens.ImportancePruner.one_shot(),
+        "one-shot importance, all examples": core_lens.ImportancePruner.one_shot(sample=4096),
         "random": core_lens.RandomPruner(),
     }
     return {name: pruner for name, pruner in known.items() if names is None or name in names}

@@ -119,3 +119,56 @@ print(transformers.AutoConfig.from_pretrained({str(folder)!r}).removed)
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "score" in out and str([str(c) for c in core.at(0.5)[0].removed]) in out
+
+
+@pytest.mark.parametrize("arch", [*EXPORTABLE, "llama"])
+def test_a_predictor_says_what_the_gated_model_says_in_the_models_own_memory(arch):
+    model = hooked(arch, n_heads=4, n_layers=3)
+    ours = subnetwork(model)
+    before = {name: value.clone() for name, value in model.original_model.state_dict().items()}
+    for inputs in padded(model):
+        rows = torch.arange(len(inputs["input_ids"]))
+        with torch.no_grad():
+            with ours.apply(model):
+                gated = logits(model, inputs)
+            with ours.predictor(model) as predict:
+                torch.testing.assert_close(predict(inputs, rows), gated, atol=1e-5, rtol=0)
+    for name, value in model.original_model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_predictor_runs_a_smaller_model_on_the_same_weights_only_where_no_hook_would_be_missed():
+    model = hooked("bert", n_heads=4, n_layers=3)
+    ours, (inputs, *_) = subnetwork(model), padded(model)
+    rows = torch.arange(len(inputs["input_ids"]))
+    calls = []
+    forward = model.original_model.forward
+    model.original_model.forward = lambda *args, **kwargs: calls.append(1) or forward(*args, **kwargs)
+    word, position = "embeddings.word_embeddings.weight", "embeddings.position_ids"
+    shared = ours._without(model, share=True).bert
+    own = {name.replace("._original_component", ""): t for name, t in model.original_model.bert.state_dict().items()}
+    assert shared.get_parameter(word).data_ptr() == own[word].data_ptr()
+    assert torch.equal(shared.get_buffer(position), torch.arange(shared.config.max_position_embeddings)[None])
+    with torch.no_grad():
+        with ours.predictor(model) as predict:
+            idle = predict(inputs, rows)
+        assert not calls
+
+        # Head 2 of layer 0 is kept: a hook that changes it must be felt, and the bridge's own hooks must not count as one.
+        def double(z, hook):
+            z[:, :, 2] *= 2
+            return z
+
+        with model.hooks(fwd_hooks=[("blocks.0.attn.hook_z", double)]), ours.predictor(model) as predict:
+            changed = predict(inputs, rows)
+        assert calls and (changed - idle).abs().max() > 1e-4
+        calls.clear()
+        handle = model.original_model.get_submodule("classifier").register_forward_hook(lambda *_: None)
+        with ours.predictor(model) as predict:
+            predict(inputs, rows)
+        assert calls
+        handle.remove()
+        calls.clear()
+        with ours.predictor(model) as predict:
+            torch.testing.assert_close(predict(inputs, rows), idle, atol=0, rtol=0)
+        assert not calls

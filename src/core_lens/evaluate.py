@@ -109,13 +109,8 @@ def predict(
     """
     device = model_info(model).device
     title = "full model" if subnetwork is None else subnetwork.name
-    with nullcontext() if subnetwork is None else subnetwork.apply(model) as injection:
-
-        def forward(inputs: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-            if injection is not None:
-                injection.rows = rows
-            return logits(model, inputs)
-
+    whole = nullcontext(lambda inputs, rows: logits(model, inputs))
+    with whole if subnetwork is None else subnetwork.predictor(model) as forward:
         return predict_with(forward, model.tokenizer, device, task, splits, order, title, batch_size, encoded)
 
 

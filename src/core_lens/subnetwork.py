@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from .components import Component, ComponentSet
 from .errors import CoreLensError, ModelError, SavedFileError
 from .files import read_tensors, write_tensors
 from .gates import Injection, inject
-from .hooked import component_set, model_info, without
+from .hooked import can_stand_in, component_set, logits, model_info, without
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,13 +155,38 @@ class Subnetwork:
                 "a subnetwork found with resample ablation cannot be exported, as what stands in for its removed "
                 "components is not constant: prune with ablation='mean' or 'zero'."
             )
+        return self._without(model)
+
+    def _without(self, model: TransformerBridge, share: bool = False) -> PreTrainedModel:
         info = model_info(model)
         heads = torch.zeros(info.n_layers, info.n_heads, info.d_head, device=info.device)
         mlps = torch.zeros(info.n_layers, info.d_model, device=info.device)
         if isinstance(self.replacement, MeanActivations):
             means = self.replacement.bind(model)
             heads, mlps = means.heads, means.mlps
-        return without(model, self.removed, heads, mlps)
+        return without(model, self.removed, heads, mlps, share)
+
+    @contextmanager
+    def predictor(
+        self, model: TransformerBridge
+    ) -> Iterator[Callable[[Mapping[str, Tensor], Tensor], Float[Tensor, "batch label"]]]:
+        """A function from (inputs, row numbers) to logits, for passes without a gradient: what is removed costs nothing.
+
+        A smaller copy runs that shares the model's weights. Where there can be none (another architecture, resample
+        ablation), or other hooks are on the model, whose work would be missed, the gated model runs.
+        """
+        self.check(model)
+        if can_stand_in(model) and not isinstance(self.replacement, ResampleActivations):
+            smaller: Any = self._without(model, share=True)
+            yield lambda inputs, rows: smaller(**inputs).logits
+            return
+        with self.apply(model) as injection:
+
+            def forward(inputs: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+                injection.rows = rows
+                return logits(model, inputs)
+
+            yield forward
 
     def check(self, model: TransformerBridge) -> None:
         """Raise a ModelError that says what differs, unless this subnetwork belongs to `model`."""

@@ -13,7 +13,7 @@ from .info import (
 )
 from .loading import load_language_model, load_model, shipped
 from .precision import bf16_attention, bf16_autocast
-from .smaller import EXPORTED, without
+from .smaller import EXPORTED, can_stand_in, without
 
 __all__ = [
     "ADAPTERS",
@@ -27,6 +27,7 @@ __all__ = [
     "batches",
     "bf16_attention",
     "bf16_autocast",
+    "can_stand_in",
     "component_set",
     "encode",
     "hook_name",

@@ -23,6 +23,7 @@ from ..components import Component
 from ..errors import ModelError
 
 _WRAPPED = "._original_component"
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 @dataclass(frozen=True)
@@ -159,11 +160,27 @@ for _architecture, _parts in _PARTS.items():
     _register(_architecture, _parts)
 
 
+def can_stand_in(model: TransformerBridge) -> bool:
+    """Whether a smaller form of the classifier inside says what it says: it has one, and no hook of a user's is on it."""
+    if type(model.original_model).__name__ not in EXPORTED:
+        return False
+    hooks = [hook for module in model.modules() for kind in _HOOKS for hook in getattr(module, kind).values()]
+    return all(_is_bridges(hook) for hook in hooks)
+
+
+def _is_bridges(hook: Any) -> bool:
+    """Whether the bridge itself set `hook`, to keep or pass on an activation."""
+    if "add_hook" in getattr(hook, "__qualname__", "add_hook"):  # a hook point's, named by the function that it calls
+        return "_wire_symbolic_hooks" in getattr(hook, "__name__", "")
+    return getattr(hook, "__module__", "").startswith("transformer_lens.")
+
+
 def without(
     model: TransformerBridge,
     removed: Sequence[Component],
     heads: Float[Tensor, "layer head d_head"],
     mlps: Float[Tensor, "layer d_model"],
+    share: bool = False,
 ) -> PreTrainedModel:
     """A copy of the classifier inside `model` that has lost some components, each of which gave a constant.
 
@@ -172,6 +189,7 @@ def without(
         removed: what the copy has not.
         heads: the constant context vector of each removed head; those of other heads are not looked at.
         mlps: the constant output of each removed MLP.
+        share: what is left whole is `model`'s own memory, so that the copy costs next to nothing; not to be trained.
 
     Raises:
         ModelError: the architecture has no smaller form.
@@ -199,10 +217,16 @@ def without(
     for layer in range(config.num_hidden_layers):
         gone = [c for c in removed if c.layer == layer]
         _fold(state, f"{parts.layers}.{layer}.", parts, gone, heads[layer], mlps[layer])
-    small: Any = ours(config)
-    small.load_state_dict(state)
-    parameter = next(hf.parameters())
-    return small.to(parameter.device, parameter.dtype).eval()
+    with torch.device("meta"):
+        small: Any = ours(config)
+    small.load_state_dict({name: value if share else value.clone() for name, value in state.items()}, assign=True)
+    wrapped = {name.replace(_WRAPPED, ""): buffer for name, buffer in hf.named_buffers()}
+    for name, buffer in list(small.named_buffers()):
+        if buffer.is_meta:  # no part of the state: position numbers, causal masks
+            owner, _, last = name.rpartition(".")
+            value = wrapped[name]
+            small.get_submodule(owner).register_buffer(last, value if share else value.clone(), persistent=False)
+    return small.eval()
 
 
 def _fold(
@@ -229,6 +253,7 @@ def _fold(
                     value = value[..., kept.repeat(3)] if fused else value[kept]
                     state[f"{block}{parts.attention}.{name}.{kind}"] = value
     if any(c.kind == "mlp" for c in removed):
+        mlp = mlp.to(state[f"{block}{parts.out}.bias"])
         for inner in (*parts.inner, parts.out):
             for key in [key for key in state if key.startswith(f"{block}{inner}.")]:
                 del state[key]

@@ -1,14 +1,17 @@
 """Do pruners find heads that are needed by construction? Hand-built models with distractor heads.
 
-python benchmarks/planted.py [--seeds N]
+python benchmarks/planted.py [--seeds N] [--tracr]
 
 Random BERTs of several sizes, in which only some heads write to the directions of the residual stream that anything reads; all
 other heads write as much to directions that nothing reads (they still move LayerNorm a little, as distractors do). MLPs are
 no units. AUROC of a pruner's scores for needed against other heads, and whether the mask of the right size is exactly those.
+With --tracr also programs that Tracr compiled (`compiled.py`), where MLPs are units too; it comes with `pip install -e
+'.[benchmarks]'`.
 """
 
 import argparse
 import itertools
+from functools import partial
 
 import pandas as pd
 import torch
@@ -76,6 +79,7 @@ def auroc(scores: torch.Tensor, positive: torch.Tensor) -> float:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tracr", action="store_true", help="compiled programs too")
     args = parser.parse_args()
     pruners = {
         "linearized": core_lens.LinearizedPruner(),
@@ -85,22 +89,23 @@ if __name__ == "__main__":
         "one-shot importance": core_lens.ImportancePruner.one_shot(),
         "random": core_lens.RandomPruner(),
     }
+    models = {
+        f"{layers} x {heads}, {needed} needed": partial(planted, layers, heads, needed)
+        for layers, heads, needed in SIZES
+    }
+    if args.tracr:
+        from compiled import PROGRAMS, compiled
+
+        models.update({f"Tracr's {name}": partial(compiled, name) for name in PROGRAMS})
     rows = []
-    for (layers, heads, needed), seed in itertools.product(SIZES, range(args.seeds)):
-        problem, is_needed = planted(layers, heads, needed, seed)
+    for (title, make), seed in itertools.product(models.items(), range(args.seeds)):
+        problem, is_needed = make(seed)
+        n_needed = int(is_needed.sum())
         for name, pruner in pruners.items():
-            found = pruner.prune(problem, 1 - needed / (layers * heads), seed)
-            recovered = float((found.mask & is_needed).sum()) / needed
-            rows.append(
-                (
-                    f"{layers} x {heads}, {needed} needed",
-                    name,
-                    auroc(found.scores, is_needed),
-                    recovered,
-                    recovered == 1,
-                    found.passes,
-                )
-            )
+            found = pruner.prune(problem, 1 - n_needed / len(is_needed), seed)
+            recovered = float((found.mask & is_needed).sum()) / n_needed
+            row = (title, name, auroc(found.scores, is_needed), recovered, recovered == 1, found.passes)
+            rows.append(row)
     table = pd.DataFrame(rows, columns=["model", "pruner", "AUROC", "needed found", "exact", "passes"])
     print(f"{args.seeds} models of each size; means")
     print(table.groupby(["model", "pruner"], sort=False).mean().to_string(float_format="{:.3f}".format))

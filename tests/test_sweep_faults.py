@@ -19,7 +19,7 @@ import core_lens
 from builders import random_task
 from core_lens import Core, CoreLensError, RandomPruner, find_core, sweep_status
 from core_lens.errors import CoreLensWarning
-from core_lens.files import file_hash
+from core_lens.files import claim_folder, file_hash, write_json
 from core_lens.run_folder import is_done
 from core_lens.workers import dask_executor
 from tiny_models import tiny_model, tiny_tokenizer
@@ -291,6 +291,27 @@ def test_two_at_once_do_not_harm_each_other(model, tmp_path):
         assert all(torch.equal(x.mask, y.mask) for x, y in pairs)
     again = find_core(model, TASK, seeds=range(18), pruner=RandomPruner(), out=out, **SETTINGS)
     assert len(again.subnetworks) == len(Core.load(out).subnetworks) == 18
+
+
+def test_another_process_claims_the_folder_at_the_same_moment(tmp_path, monkeypatch):
+    """Between any two looks at the folder the other one may write the same plan and go on."""
+    config = {"task": "a", "seed": 1}
+    for method in ("is_file", "iterdir"):
+        folder = tmp_path / method
+        folder.mkdir()
+        real = getattr(Path, method)
+
+        def first_the_other_writes(path, real=real, folder=folder):
+            before = real(path)
+            if path in (folder, folder / "plan.json"):
+                write_json(folder / "plan.json", config)
+                (folder / "runs").mkdir(exist_ok=True)
+            return before
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, method, first_the_other_writes)
+            claim_folder(folder, "plan.json", config)
+        assert json.loads((folder / "plan.json").read_text()) == config
 
 
 DAMAGES = ("", "{", "[]", "5", "null", '{"a": 1}', "[" * 100_000, b"\xff\xfe")

@@ -166,10 +166,10 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--device")
 
     show = _command(commands, "show", "print the core and the tables of a saved run", _show)
-    show.add_argument("folder", type=Path)
+    show.add_argument("folder", type=Path, metavar="RUN", help="folder of a saved run")
 
     smaller = _command(commands, "export", "write a subnetwork of a run as a smaller HF classifier", _export)
-    smaller.add_argument("folder", type=Path, metavar="RUN")
+    smaller.add_argument("folder", type=Path, metavar="RUN", help="folder of a saved run")
     smaller.add_argument("--seed", type=int, required=True, help="of the subnetwork")
     smaller.add_argument("--sparsity", type=float, metavar="S", help="of the subnetwork (the run's, where it has one)")
     smaller.add_argument(
@@ -179,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     smaller.add_argument("--tokenizer", metavar="PATH", help="where the tokenizer is, if not beside the model")
 
     report = _command(commands, "report", "write a saved run as one HTML page", _report)
-    report.add_argument("folder", type=Path, metavar="RUN")
+    report.add_argument("folder", type=Path, metavar="RUN", help="folder of a saved run")
     report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE")
     report.add_argument("--model", help="hub id or local folder (where the run says)")
     report.add_argument("--task", help="name of the task (the run's)")

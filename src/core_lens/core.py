@@ -211,7 +211,7 @@ class Core:
     def containment(self, draws: int = 10_000, seed: int = 0) -> pd.DataFrame:
         """How far sparser subnetworks lie within denser ones: |sparser and denser| / |sparser|, in heads.
 
-        Pairs of different seeds are what is tested: those of one seed start from the same noise and are alike anyhow.
+        Pairs of different seeds are what is tested: those of one seed are found on the same examples and are alike anyhow.
 
         Args:
             draws: permutations of each seed's heads; p is at least 1 / (draws + 1).

@@ -85,8 +85,9 @@ def claim_folder(folder: Path, name: str, config: Mapping[str, Any], remake: boo
         SavedFileError: what differs, or what else is there.
     """
     path = folder / name
+    # Listed before the file is looked for: another process may write it, then more, between the two.
+    others = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
     if not path.is_file():
-        others = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
         if others:
             raise SavedFileError(f"the folder {folder} holds other things ({', '.join(others[:3])}); choose a new one.")
         write_json(path, dict(config))

@@ -45,7 +45,7 @@ class Overlap:
         within_layers: the same where each keeps as many in each layer (stricter: layers that are hardly pruned, or hardly
             kept, are no evidence).
         by_seed, by_seed_within_layers: the same where only seeds are independent, each with as many heads as all its
-            subnetworks share (they start from the same noise, so that one is little news beside the other).
+            subnetworks share (they are found on the same examples, so that one is little news beside the other).
         others: whether the core stays under other settings: core, heads (in the other core), stay, expected, p,
             p_within_layers, lost (the heads that are not in the other core, with how often they are kept there),
             shared_seeds. Expected and p are those of a random core of the other's size, drawn apart from this one, which
